@@ -1,0 +1,45 @@
+# `make help` lists what can be made. Everything runs in .venv, which `make setup` creates.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.rl-lab-setup
+RL_LAB := $(BIN)/rl-lab
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format learn bench
+
+help:  ## show this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(STAMP)  ## create .venv and install RL Lab with every environment family (again only when versions change)
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup_system.sh
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "RL Lab needs Python 3.11 or newer; $(PYTHON) is older. Try: make setup PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev]'
+	bash scripts/setup_system.sh
+	touch $@
+
+demo: setup  ## train the default experiment (DreamerV3 on CartPole) and print where its report is
+	$(RL_LAB) train
+
+test: setup  ## unit and integration tests
+	$(BIN)/python -m pytest
+
+lint: setup  ## ruff, mypy and the layers' import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup  ## let ruff rewrite the code's layout
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+learn: setup  ## tests that train for minutes
+	$(BIN)/python -m pytest -m learning --timeout 3600
+
+bench: setup  ## speed of replay, the loop and the command line
+	$(BIN)/python -m benchmarks

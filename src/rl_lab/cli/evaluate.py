@@ -1,0 +1,32 @@
+"""`rl-lab eval`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from rl_lab.cli import arguments
+
+_EXAMPLE = """  rl-lab eval latest
+  rl-lab eval experiments/dreamer_v3_cartpole/2026-01-31_12-00-00-s0 --episodes 100 --seed 1 --json"""
+
+
+def run(argv: list[str]) -> int:
+    parser = arguments.parser("eval", "Play held-out episodes with a trained agent, greedily.", _EXAMPLE)
+    arguments.add_run(parser)
+    parser.add_argument("--episodes", type=arguments.positive, help="how many (default: evaluation.episodes of the run)")
+    parser.add_argument("--seed", type=arguments.natural, default=0, help="another seed, other episodes (default: 0)")
+    parser.add_argument("--video", action="store_true", help="record the first episode into the run's videos/")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    options = parser.parse_intermixed_args(argv)
+
+    from rl_lab.experiment.evaluate import evaluate_run
+
+    result = evaluate_run(
+        options.run, run_root=options.run_root, episodes=options.episodes, seed=options.seed, video=options.video
+    )
+    if options.json:
+        sys.stdout.write(json.dumps(result.as_dict()) + "\n")
+    else:
+        sys.stdout.write(result.text() + "\n")
+    return 0

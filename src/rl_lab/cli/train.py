@@ -1,0 +1,39 @@
+"""`rl-lab train`."""
+
+from __future__ import annotations
+
+import sys
+
+from rl_lab.cli import arguments
+
+_EXAMPLE = """  rl-lab train
+  rl-lab train +experiment=dreamer_v3 environment.id=LunarLander-v3 size=1m
+  rl-lab train training.resume_path=latest training.total_timesteps=200_000
+  rl-lab train -m experiment.seed=0,1,2"""
+
+
+def run(argv: list[str]) -> int:
+    parser = arguments.parser(
+        "train",
+        "Train an agent. Without +experiment=NAME it is the default, dreamer_v3_cartpole. `rl-lab list experiments` "
+        "shows them all.",
+        _EXAMPLE,
+    )
+    arguments.add_overrides(parser)
+    parser.add_argument("-c", "--cfg", choices=["job"], help="print the resolved configuration and stop")
+    parser.add_argument("-m", "--multirun", action="store_true", help="train one run for each combination of listed values")
+    options = parser.parse_intermixed_args(argv)
+
+    if options.cfg:
+        from rl_lab.experiment.prepare import prepare
+
+        prepared = prepare(options.overrides, config_dirs=options.config_dir)
+        sys.stdout.write(prepared.to_yaml())
+        return 0
+    if options.multirun:
+        from rl_lab.experiment.sweep import sweep
+
+        return sweep(options.overrides, config_dirs=options.config_dir)
+    from rl_lab.experiment.train import train
+
+    return train(options.overrides, config_dirs=options.config_dir)

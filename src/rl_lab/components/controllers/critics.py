@@ -1,0 +1,117 @@
+"""Critics with slowly following copies of themselves."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rl_lab.errors import ConfigError
+from rl_lab.nn.layers import Head
+from rl_lab.nn.two_hot import TwoHot
+
+
+class SlowTarget(nn.Module):
+    """A copy of a network that is not trained, but moves towards it: slow += rate·(fast - slow).
+
+    `rate=1` with `every=100` is a hard copy each hundredth update. It starts equal to the network, is saved with it, and
+    its parameters do not require gradients, so that they are neither optimised nor counted.
+    """
+
+    updates: Tensor
+
+    def __init__(self, network: nn.Module, *, rate: float = 0.02, every: int = 1) -> None:
+        super().__init__()
+        if not 0.0 < rate <= 1.0 or every < 1:
+            raise ConfigError(f"slow_rate={rate}, slow_every={every}: expected 0 < slow_rate <= 1 and slow_every >= 1.")
+        self.rate, self.every = rate, every
+        self.network = copy.deepcopy(network).requires_grad_(False)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead out"]:
+        return self.network(features)
+
+    @torch.no_grad()
+    def update(self, source: nn.Module) -> None:
+        """Call once after each optimiser step."""
+        slow, fast = list(self.network.parameters()), list(source.parameters())
+        if self.every == 1:
+            torch._foreach_lerp_(slow, fast, self.rate)
+            return
+        self.updates += 1
+        # The weight is a tensor: whether this update is due is decided on the device.
+        weight = (self.updates % self.every == 0).to(slow[0].dtype) * self.rate
+        torch._foreach_lerp_(slow, fast, [weight] * len(slow))
+
+
+class Critic(nn.Module, ABC):
+    """The value of a state. `forward` is the trained network, `slow` its slow copy; both give raw float32 outputs."""
+
+    def __init__(self, head: Head, *, slow_rate: float, slow_every: int) -> None:
+        super().__init__()
+        self.head = head
+        self.slow = SlowTarget(head, rate=slow_rate, every=slow_every)
+
+    def forward(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead out"]:
+        return self.head(features)
+
+    @abstractmethod
+    def mean(self, output: Float[Tensor, "*lead out"]) -> Float[Tensor, "*lead"]: ...
+
+    @abstractmethod
+    def loss(self, output: Float[Tensor, "*lead out"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]: ...
+
+    def update_slow(self) -> None:
+        self.slow.update(self.head)
+
+
+class TwoHotCritic(Critic):
+    """DreamerV3's critic: a distribution over symexp-spaced bins; starts by predicting exactly 0."""
+
+    def __init__(
+        self,
+        *,
+        feature_size: int,
+        units: int = 256,
+        layers: int = 3,
+        bins: int = 255,
+        limit: float = 20.0,
+        outscale: float = 0.0,
+        slow_rate: float = 0.02,
+        slow_every: int = 1,
+    ) -> None:
+        head = Head(feature_size, bins, units=units, layers=layers, outscale=outscale)
+        super().__init__(head, slow_rate=slow_rate, slow_every=slow_every)
+        self.two_hot = TwoHot(bins, limit)
+
+    def mean(self, output: Float[Tensor, "*lead bins"]) -> Float[Tensor, "*lead"]:
+        return self.two_hot.mean(output)
+
+    def loss(self, output: Float[Tensor, "*lead bins"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+        return self.two_hot.loss(output, target)
+
+
+class ScalarCritic(Critic):
+    """One number; the loss is (v - target)²/2, a normal's negative log-likelihood without its constant."""
+
+    def __init__(
+        self,
+        *,
+        feature_size: int,
+        units: int = 256,
+        layers: int = 3,
+        outscale: float = 1.0,
+        slow_rate: float = 0.02,
+        slow_every: int = 1,
+    ) -> None:
+        head = Head(feature_size, 1, units=units, layers=layers, outscale=outscale)
+        super().__init__(head, slow_rate=slow_rate, slow_every=slow_every)
+
+    def mean(self, output: Float[Tensor, "*lead 1"]) -> Float[Tensor, "*lead"]:
+        return output.squeeze(-1)
+
+    def loss(self, output: Float[Tensor, "*lead 1"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+        return 0.5 * (output.squeeze(-1) - target.detach()).square()

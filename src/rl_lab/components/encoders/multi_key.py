@@ -1,0 +1,107 @@
+"""One encoder for a dict of observations: each key gets what its space calls for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rl_lab.components.encoders.cnn import DreamerCNN
+from rl_lab.components.encoders.impala import ImpalaCNN
+from rl_lab.components.encoders.mlp import MLPEncoder
+from rl_lab.components.encoders.resnet import ResNetEncoder
+from rl_lab.components.spaces import SpecLike, observation_specs, split_keys, stacked_image_shape
+from rl_lab.errors import ConfigError, nearest
+from rl_lab.nn.math import one_hot, symlog
+from rl_lab.specs import ObservationSpec
+
+IMAGE_ENCODERS: dict[str, type[DreamerCNN] | type[ImpalaCNN] | type[ResNetEncoder]] = {
+    "dreamer": DreamerCNN,
+    "impala": ImpalaCNN,
+    "resnet": ResNetEncoder,
+}
+
+
+class MultiKeyEncoder(nn.Module):
+    """All images, concatenated on channels, through one image network; all other keys, concatenated, through one MLP.
+
+    Vectors pass through symlog first, discrete keys become one-hots; keys are taken in sorted order. The output is
+    concat(vector features, image features).
+    """
+
+    def __init__(
+        self,
+        *,
+        observation: Mapping[str, SpecLike],
+        units: int = 256,
+        layers: int = 3,
+        depth: int = 16,
+        image_encoder: Literal["dreamer", "impala", "resnet"] = "dreamer",
+        strided: bool = False,
+        use_symlog: bool = True,
+    ) -> None:
+        super().__init__()
+        self.specs = observation_specs(observation)
+        self.images, self.vectors = split_keys(self.specs)
+        self.use_symlog = use_symlog
+        self.vector: MLPEncoder | None = None
+        self.image: nn.Module | None = None
+        self.output_size = 0
+        if self.vectors:
+            size = sum(spec.encoded_size for spec in self.vectors.values())
+            self.vector = MLPEncoder(input_size=size, units=units, layers=layers, use_symlog=False)
+            self.output_size += self.vector.output_size
+        if self.images:
+            self.image = image = _image_encoder(self.images, image_encoder, depth=depth, strided=strided)
+            self.output_size += image.output_size
+
+    def forward(self, observation: Mapping[str, Tensor]) -> Float[Tensor, "*lead output_size"]:
+        """`observation[key]` is [*lead, *shape], as stored: uint8 images, integer classes, numeric vectors."""
+        features = []
+        if self.vector is not None:
+            parts = [self._flat(observation[key], spec) for key, spec in self.vectors.items()]
+            features.append(self.vector(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
+        if self.image is not None:
+            images = [observation[key] for key in self.images]
+            features.append(self.image(images[0] if len(images) == 1 else torch.cat(images, -1)))
+        return features[0] if len(features) == 1 else torch.cat(features, -1)
+
+    def _flat(self, value: Tensor, spec: ObservationSpec) -> Tensor:
+        lead = value.shape[: value.ndim - len(spec.shape)]
+        if spec.kind == "discrete":
+            parts = value.reshape(*lead, len(spec.classes)).unbind(-1)
+            return torch.cat([one_hot(part, size) for part, size in zip(parts, spec.classes, strict=True)], -1)
+        flat = value.reshape(*lead, spec.encoded_size).float()
+        return symlog(flat) if self.use_symlog else flat
+
+    def wiring(self) -> dict[str, str]:
+        """For people: what each key goes through, and why."""
+        text = {}
+        for key, spec in self.specs.items():
+            shape = "×".join(map(str, spec.shape)) or "scalar"
+            if spec.kind == "image":
+                joined = " (channels joined with the other images)" if len(self.images) > 1 else ""
+                text[key] = f"{type(self.image).__name__}: {shape} {spec.dtype} is an image{joined}"
+            elif spec.kind == "discrete":
+                text[key] = f"one-hot ({spec.encoded_size}) → MLPEncoder: integers with {list(spec.classes)} classes"
+            else:
+                squash = "symlog → " if self.use_symlog else ""
+                text[key] = f"{squash}MLPEncoder: {shape} {spec.dtype} is a vector"
+        return text
+
+
+def _image_encoder(
+    images: Mapping[str, ObservationSpec], name: str, *, depth: int, strided: bool
+) -> DreamerCNN | ImpalaCNN | ResNetEncoder:
+    if name not in IMAGE_ENCODERS:
+        raise ConfigError(f"image_encoder='{name}' does not exist.{nearest(name, IMAGE_ENCODERS)}")
+    encoder = IMAGE_ENCODERS[name]
+    height, width, channels = stacked_image_shape(images, multiple=encoder.shrinks_by)
+    if encoder is DreamerCNN:
+        return DreamerCNN(height=height, width=width, channels=channels, depth=depth, strided=strided)
+    if strided:
+        raise ConfigError(f"strided=true belongs to image_encoder=dreamer; '{name}' has its own down-sampling.")
+    return encoder(height=height, width=width, channels=channels, depth=depth)

@@ -1,0 +1,5 @@
+"""What can be read off a latent state."""
+
+from rl_lab.components.predictors.heads import ContinuePredictor, RewardPredictor
+
+__all__ = ["ContinuePredictor", "RewardPredictor"]

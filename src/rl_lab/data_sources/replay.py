@@ -1,0 +1,269 @@
+"""Replay of sequences: a ring buffer in RAM, on disk or on the GPU, sampled in windows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_lab.buffers import capacity as room
+from rl_lab.buffers.batches import BatchGatherer, BatchTensors, GatheredBatch
+from rl_lab.buffers.disk import DiskStorage
+from rl_lab.buffers.ring import SequenceRing
+from rl_lab.buffers.saving import load_rows, save_rows
+from rl_lab.buffers.storage import DeviceStorage, HostStorage, Storage, row_bytes
+from rl_lab.buffers.streams import Windows
+from rl_lab.buffers.worker import OrderedWorker
+from rl_lab.data_sources.base import DataSource, SourceContext
+from rl_lab.errors import CheckpointError, ConfigError, DataError, nearest
+from rl_lab.records import OBSERVATION_PREFIX, BatchSpec, RecordBlock, SequenceBatch
+
+STANDARD_FIELDS = ("action", "reward", "is_first", "is_last", "is_terminal")
+SEED_DOMAIN = 2  # keeps this random stream apart from the run's other ones
+Pending = tuple[Windows, "Future[GatheredBatch]"]
+
+
+class SequenceReplay(DataSource):
+    """Uniform replay of windows, which cross episode boundaries but never leave one environment's stream.
+
+    A batch on the CPU is the caller's for as long as it holds any tensor of it; its memory is used again after that.
+    `SequenceBatch.indices` stays on the CPU. With prefetch, the next batch is drawn when one is handed out, and gathered
+    in the background; additions and write-backs of the time between take effect after it, in the order of the calls, so
+    that the batches do not depend on timing.
+    """
+
+    def __init__(
+        self,
+        *,
+        capacity: int,  # records, over all environments
+        storage: Literal["ram", "disk", "gpu"] = "ram",
+        online_queue: bool = True,  # serve each new stretch of experience once before sampling uniformly
+        prefetch: bool | Literal["auto"] = "auto",  # auto: where the learner is on a GPU and the records are not
+        start_after: int = 0,  # records that must be there before the first batch; at least one batch of windows always
+        seed: int = 0,  # varies the draws without changing the run's seed
+        keep_checkpoints: int = 2,  # disk: how many of the last checkpoints can be gone back to
+    ) -> None:
+        if storage not in ("ram", "disk", "gpu"):
+            raise ConfigError(f"data_sources.replay.storage={storage!r}: expected ram, disk or gpu.")
+        if prefetch not in ("auto", True, False):
+            raise ConfigError(f"data_sources.replay.prefetch={prefetch!r}: expected auto, true or false.")
+        if capacity < 1 or start_after > capacity:
+            raise ConfigError(
+                f"data_sources.replay: capacity={capacity}, start_after={start_after}: expected a capacity of at least 1 "
+                "and a start_after within it."
+            )
+        self._capacity, self._storage_kind, self._online = int(capacity), storage, online_queue
+        self._prefetch, self._start_after, self._seed = prefetch, start_after, seed
+        self._keep_checkpoints = keep_checkpoints
+
+    # Filling ----------------------------------------------------------------------------------------------------------
+
+    def prepare(self, context: SourceContext) -> None:
+        missing = [name for name in STANDARD_FIELDS if name not in context.fields]
+        if missing:
+            raise DataError(f"The replay needs the fields {', '.join(missing)} in every record; the run declares none such.")
+        self._context = context
+        length = self._capacity // context.num_envs
+        if length < 2:
+            raise DataError(
+                f"data_sources.replay.capacity={self._capacity} leaves {length} records for each of {context.num_envs} "
+                f"environments. Set it to at least {2 * context.num_envs}."
+            )
+        self._record_bytes = sum(row_bytes(spec) for spec in context.fields.values())
+        self._worker = OrderedWorker()
+        storage = self._make_storage(context, length * context.num_envs)
+        self._ring = SequenceRing(storage=storage, num_envs=context.num_envs, worker=self._worker)
+        self._gatherer = BatchGatherer(storage)
+        self._rng = np.random.default_rng(np.random.SeedSequence([context.seed, SEED_DOMAIN, self._seed]))
+        self._pending: dict[BatchSpec, Pending] = {}
+        self._last_spec: BatchSpec | None = None
+        self._ready_for: set[BatchSpec] = set()
+
+    def _make_storage(self, context: SourceContext, rows: int) -> Storage:
+        needed, capacity, each = rows * self._record_bytes, self._capacity, self._record_bytes
+        if self._storage_kind == "gpu":
+            if torch.device(context.device).type != "cuda":
+                raise DataError(
+                    f"data_sources.replay.storage=gpu needs a run on the GPU, and this one is on {context.device}. "
+                    "Set storage to ram or disk, or experiment.device to cuda."
+                )
+            free, other = room.available_gpu(context.device), ", or set data_sources.replay.storage to ram or disk"
+            room.require(needed, free, what="GPU memory", capacity=capacity, bytes_per_record=each, other=other)
+            return DeviceStorage(context.fields, rows, context.device)
+        if self._storage_kind == "disk":
+            return DiskStorage(
+                context.fields, rows, context.folder, num_envs=context.num_envs, keep_checkpoints=self._keep_checkpoints
+            )
+        free, other = room.available_ram(), ", or set data_sources.replay.storage to disk"
+        room.require(needed, free, what="RAM", capacity=capacity, bytes_per_record=each, other=other)
+        return HostStorage(context.fields, rows)
+
+    def add(self, block: RecordBlock) -> None:
+        self._ring.add(block)
+
+    def __len__(self) -> int:
+        self._ring.flush()
+        return int(self._ring.index.held().sum())
+
+    def memory(self) -> dict[str, int]:
+        needed = self._ring.storage.rows * self._record_bytes
+        return {kind: needed if kind == self._storage_kind else 0 for kind in ("ram", "gpu", "disk")}
+
+    # Sampling ---------------------------------------------------------------------------------------------------------
+
+    def ready(self, spec: BatchSpec) -> bool:
+        if spec in self._ready_for:  # windows only become more
+            return True
+        self._check_window(spec)
+        records = len(self)
+        windows = int(self._ring.index.window_counts(spec.window).sum())
+        if records < self._start_after or windows < spec.batch_size:
+            return False
+        self._ready_for.add(spec)
+        return True
+
+    def sample(self, spec: BatchSpec) -> SequenceBatch:
+        self._ring.flush()
+        pending = self._pending.pop(spec, None)
+        prefetched = pending is not None
+        windows, future = pending if pending is not None else self._draw(spec)
+        tensors = future.result().hand_over()
+        if self._prefetches(spec):
+            self._worker.start_thread()
+            # A spec that is asked for only once, for a picture say, is not worth a second batch.
+            if prefetched or spec == self._last_spec:
+                self._pending[spec] = self._draw(spec)
+        self._last_spec = spec
+        return _assemble(tensors, torch.from_numpy(windows.ids))
+
+    def _draw(self, spec: BatchSpec) -> Pending:
+        """Choose windows now; gather them when all that was asked before is done."""
+        names = self._names(spec)
+        self._check_window(spec)
+        if not self._ring.index.window_counts(spec.window).any():
+            raise DataError(
+                f"The replay holds {len(self)} records and no window of {spec.window} yet. Collect at least that many "
+                "records in one environment before the first update (ready() tells)."
+            )
+        windows = self._ring.index.draw(self._rng, count=spec.batch_size, window=spec.window, online=self._online)
+        return windows, self._worker.submit(lambda: self._gatherer.gather(windows.rows, names, spec.device))
+
+    def _names(self, spec: BatchSpec) -> list[str]:
+        stored = self._context.fields
+        if spec.fields is None:
+            return list(stored)
+        for name in spec.fields:
+            if name not in stored:
+                raise DataError(f"BatchSpec.fields names '{name}', which the replay does not store.{nearest(name, stored)}")
+        return [name for name in stored if name in spec.fields or name in STANDARD_FIELDS]
+
+    def _check_window(self, spec: BatchSpec) -> None:
+        length, envs = self._ring.index.length, self._context.num_envs
+        if spec.window > length:
+            raise DataError(
+                f"data_sources.replay.capacity={self._capacity} keeps {length} records of each of {envs} environments, and "
+                f"a batch needs {spec.window} consecutive ones. Set it to at least {spec.window * envs}."
+            )
+
+    def _prefetches(self, spec: BatchSpec) -> bool:
+        if self._storage_kind == "gpu":
+            return False
+        return torch.device(spec.device).type == "cuda" if self._prefetch == "auto" else bool(self._prefetch)
+
+    def update(self, indices: Tensor | np.ndarray, fields: Mapping[str, Tensor | np.ndarray]) -> None:
+        ids = indices.cpu().numpy() if isinstance(indices, Tensor) else indices
+        self._ring.update(ids, fields)
+
+    # Saving -----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self, folder: Path) -> dict[str, Any]:
+        self._ring.flush()
+        self._worker.drain()
+        storage = self._ring.storage
+        state: dict[str, Any] = {
+            "storage": self._storage_kind,
+            "num_envs": self._context.num_envs,
+            "length": self._ring.index.length,
+            "streams": self._ring.state_dict(),
+            "rng": json.dumps(self._rng.bit_generator.state),
+            "last_spec": _spec_state(self._last_spec),
+            "pending": [
+                {
+                    "spec": _spec_state(spec),
+                    "ids": torch.from_numpy(windows.ids),
+                    "rows": torch.from_numpy(windows.rows),
+                    "tensors": {name: tensor.cpu() for name, tensor in future.result().hand_over().items()},
+                }
+                for spec, (windows, future) in self._pending.items()
+            ],
+        }
+        if isinstance(storage, DiskStorage):
+            state["journal"] = storage.begin_checkpoint(self._ring.index.held())
+        else:
+            save_rows(storage, self._ring.index.held(), folder)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
+        self._worker.drain()
+        here = {"storage": self._storage_kind, "num_envs": self._context.num_envs, "length": self._ring.index.length}
+        for name, value in here.items():
+            if state[name] != value:
+                raise CheckpointError(
+                    f"The checkpoint's replay has {name}={state[name]}, this run's has {value}. Resume with the run's own "
+                    "data_sources.replay and environment.num_envs."
+                )
+        self._ring.load_state_dict(state["streams"])
+        self._rng.bit_generator.state = json.loads(state["rng"])
+        self._last_spec = _spec_from_state(state["last_spec"])
+        self._ready_for.clear()
+        self._pending.clear()
+        for entry in state["pending"]:
+            spec = _spec_from_state(entry["spec"])
+            assert spec is not None
+            future: Future[GatheredBatch] = Future()
+            future.set_result(GatheredBatch({name: value.to(spec.device) for name, value in entry["tensors"].items()}))
+            self._pending[spec] = (Windows(entry["ids"].numpy(), entry["rows"].numpy()), future)
+        storage = self._ring.storage
+        if isinstance(storage, DiskStorage):
+            storage.go_back(state["journal"], self._ring.index.held())
+        else:
+            load_rows(storage, self._ring.index.held(), folder)
+
+    def committed(self) -> None:
+        if isinstance(self._ring.storage, DiskStorage):
+            self._ring.storage.checkpoint_committed()
+
+    def close(self) -> None:
+        if hasattr(self, "_ring"):
+            self._worker.close()
+            self._ring.storage.close()
+
+
+def _assemble(tensors: BatchTensors, indices: Tensor) -> SequenceBatch:
+    start = len(OBSERVATION_PREFIX)
+    observation = {name[start:]: value for name, value in tensors.items() if name.startswith(OBSERVATION_PREFIX)}
+    standard = {name: tensors[name] for name in STANDARD_FIELDS}
+    extras = {
+        name: value
+        for name, value in tensors.items()
+        if name not in standard and not name.startswith(OBSERVATION_PREFIX)
+    }
+    return SequenceBatch(observation=observation, extras=extras, indices=indices, **standard)
+
+
+def _spec_state(spec: BatchSpec | None) -> list | None:
+    return None if spec is None else list(astuple(spec))
+
+
+def _spec_from_state(state: list | None) -> BatchSpec | None:
+    if state is None:
+        return None
+    batch_size, sequence_length, context, fields, device = state
+    return BatchSpec(batch_size, sequence_length, context, None if fields is None else tuple(fields), device)

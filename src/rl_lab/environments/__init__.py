@@ -1,0 +1,40 @@
+"""Environments: any Gymnasium id, Atari, Box2D, DeepMind Control and MiniGrid, vectorised and seeded per episode."""
+
+from __future__ import annotations
+
+from rl_lab.environments.adapter import SpaceAdapter
+from rl_lab.environments.base import SeedStream, VectorEnv, episode_seed
+from rl_lab.environments.inspection import EnvironmentFacts, choose_backend, inspect_environment
+from rl_lab.environments.runner import SeedPlan
+from rl_lab.environments.settings import AtariSettings, EnvironmentSettings
+from rl_lab.environments.sync import SyncVectorEnv
+from rl_lab.environments.vector import EpisodicVectorEnv
+
+__all__ = [
+    "AtariSettings",
+    "EnvironmentFacts",
+    "EnvironmentSettings",
+    "SpaceAdapter",
+    "VectorEnv",
+    "episode_seed",
+    "inspect_environment",
+    "make_vector_env",
+]
+
+
+def make_vector_env(
+    settings: EnvironmentSettings,
+    *,
+    seed: int,
+    num_envs: int | None = None,
+    stream: SeedStream = "train",
+    render: bool = False,
+) -> EpisodicVectorEnv:
+    """Environments that are stepped together. `render=True` lets `render()` show environment 0."""
+    settings = settings.resolved() if stream == "train" else settings.resolved().for_evaluation()
+    seeds = SeedPlan(seed, stream, num_envs or settings.num_envs)
+    if choose_backend(settings, seeds.num_envs) == "process":
+        from rl_lab.environments.process import ProcessVectorEnv
+
+        return ProcessVectorEnv(settings=settings, seeds=seeds, render=render)
+    return SyncVectorEnv(settings=settings, seeds=seeds, render=render)

@@ -1,0 +1,57 @@
+"""The interface of vector environments, and the seed of an episode."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from rl_lab.records import VectorStep
+from rl_lab.specs import ActionSpec, ObservationSpec
+
+SeedStream = Literal["train", "eval", "final"]
+EpisodeSeed = Callable[[int, int], int]  # (environment index, episode number) -> seed
+
+
+def episode_seed(run_seed: int, env_index: int, episode: int, stream: SeedStream = "train") -> int:
+    """The seed of one episode. The streams never share a seed sequence, so evaluation episodes are held out."""
+    domain = ("train", "eval", "final").index(stream)
+    return int(np.random.SeedSequence([run_seed, domain, env_index, episode]).generate_state(1)[0] >> 1)
+
+
+class VectorEnv(ABC):
+    """Environments stepped together. Every `step` is one agent decision in each of them.
+
+    An episode that ends is reset within the same step (see `VectorStep`), with the next seed of its environment.
+    Actions are those of `action_spec`: [env, *shape]. The environment keeps the actions of the running episodes, so
+    that `get_state` / `set_state` can bring them back by resetting with the episode's seed and replaying them.
+    """
+
+    num_envs: int
+    observation_spec: dict[str, ObservationSpec]
+    action_spec: ActionSpec
+    action_repeat: int
+
+    @abstractmethod
+    def reset(self) -> VectorStep:
+        """Start the first episode in every environment."""
+
+    @abstractmethod
+    def step(self, action: np.ndarray) -> VectorStep: ...
+
+    @abstractmethod
+    def get_state(self) -> dict[str, Any]:
+        """Episode numbers, the actions of the running episodes and counters: tensors and plain values only."""
+
+    @abstractmethod
+    def set_state(self, state: dict[str, Any]) -> VectorStep:
+        """Bring every environment back to the saved moment; the step that the agent acts on next."""
+
+    @abstractmethod
+    def render(self) -> np.ndarray | None:
+        """An RGB frame of environment 0, height × width × 3, or None where it cannot be rendered."""
+
+    @abstractmethod
+    def close(self) -> None: ...

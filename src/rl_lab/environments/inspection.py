@@ -1,0 +1,106 @@
+"""What an environment is like, found by building one and playing it for a moment."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from rl_lab.environments.factory import build_environment
+from rl_lab.environments.runner import EpisodeRunner, SeedPlan
+from rl_lab.environments.settings import EnvironmentSettings
+from rl_lab.specs import ActionSpec, ObservationSpec
+
+_PROBE_SECONDS = 0.05
+_PROBE_STEPS = 200
+_MESSAGE_US = 150.0  # what waking the workers and copying their results costs per vector step
+_WORTH_IT = 0.7  # workers must save this much, for they also cost memory and start-up time
+
+
+@dataclass(frozen=True)
+class EnvironmentFacts:
+    """What a run needs to know of its environment before anything is built."""
+
+    observation_spec: dict[str, ObservationSpec]
+    action_spec: ActionSpec
+    max_episode_steps: int | None  # in decisions: the time limit divided by the action repeat
+    step_cost_us: float  # of one decision in one environment, in this process
+    notes: tuple[str, ...]
+    action_repeat: int = 1
+
+
+_known: dict[str, EnvironmentFacts] = {}
+
+
+def inspect_environment(settings: EnvironmentSettings) -> EnvironmentFacts:
+    """Build one environment, play some random steps, and report. The answer is kept for equal settings."""
+    settings = settings.resolved()
+    if settings.key not in _known:
+        _known[settings.key] = _inspect(settings)
+    return _known[settings.key]
+
+
+def _inspect(settings: EnvironmentSettings) -> EnvironmentFacts:
+    built = build_environment(settings)
+    runner = EpisodeRunner(settings=settings, index=0, seeds=SeedPlan(0, "train", 1), built=built)
+    adapter, repeat = built.adapter, settings.action_repeat
+    assert repeat != "auto"
+    try:
+        cost = _step_cost(runner)
+    finally:
+        runner.close()
+    limit = None if built.frame_limit is None else ceil(built.frame_limit / repeat)
+    return EnvironmentFacts(
+        adapter.observation_spec, adapter.action_spec, limit, cost, tuple(adapter.notes), action_repeat=repeat
+    )
+
+
+def _step_cost(runner: EpisodeRunner) -> float:
+    adapter = runner.adapter
+    out = {key: np.empty((1, *spec.shape), spec.dtype) for key, spec in adapter.observation_spec.items()}
+    rng = np.random.default_rng(0)
+    runner.start(0, out, 0)
+    costs: list[float] = []
+    spent = 0.0
+    while len(costs) < _PROBE_STEPS and (spent < _PROBE_SECONDS or len(costs) < 3):
+        action = adapter.action(random_action(adapter.action_spec, rng))
+        began = time.perf_counter()
+        _, ending = runner.step(action, out, 0)
+        costs.append(time.perf_counter() - began)
+        spent += costs[-1]
+        if ending is not None:
+            runner.start(runner.episode + 1, out, 0)
+    return float(np.median(costs)) * 1e6
+
+
+def random_action(spec: ActionSpec, rng: np.random.Generator) -> Any:
+    """One uniform action of the agent."""
+    if spec.kind == "continuous":
+        return rng.uniform(-1.0, 1.0, spec.shape).astype(np.float32)
+    return rng.integers(0, spec.classes, len(spec.classes), dtype=np.int32)
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worker_count(settings: EnvironmentSettings, num_envs: int) -> int:
+    """Worker processes for so many environments."""
+    return min(num_envs, available_cores() if settings.workers == "auto" else settings.workers)
+
+
+def choose_backend(settings: EnvironmentSettings, num_envs: int) -> str:
+    """`environment.backend`, with `auto` decided by what a step costs. The results do not depend on it."""
+    if settings.backend != "auto":
+        return settings.backend
+    workers = worker_count(settings, num_envs)
+    if workers < 2:
+        return "sync"
+    cost = inspect_environment(settings).step_cost_us
+    in_process = num_envs * cost
+    in_workers = _MESSAGE_US + ceil(num_envs / workers) * cost
+    return "process" if in_workers < _WORTH_IT * in_process else "sync"

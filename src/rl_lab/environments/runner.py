@@ -1,0 +1,141 @@
+"""One environment playing episode after episode. Both vector back ends are made of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rl_lab.environments.base import SeedStream, episode_seed
+from rl_lab.environments.factory import BuiltEnvironment, build_environment
+from rl_lab.environments.settings import EnvironmentSettings
+from rl_lab.records import Observation
+
+
+@dataclass(frozen=True)
+class SeedPlan:
+    """The seed of every episode of a vector environment. Small and picklable: workers derive seeds themselves."""
+
+    run_seed: int
+    stream: SeedStream
+    num_envs: int
+
+    def seed(self, env_index: int, episode: int) -> int:
+        """Held-out episodes are numbered through, so that they do not depend on how many run side by side."""
+        if self.stream == "train":
+            return episode_seed(self.run_seed, env_index, episode, self.stream)
+        return episode_seed(self.run_seed, 0, env_index + self.num_envs * episode, self.stream)
+
+
+@dataclass(slots=True)
+class Ending:
+    """How an episode ended."""
+
+    reward: float
+    is_terminal: bool
+    info: dict[str, Any]
+
+
+class EpisodeRunner:
+    """Steps one environment, with action repeat and time limit, and starts the next episode when one has ended.
+
+    Observations are written into row `row` of batch arrays. `anchor` is the episode of the last true reset: the one that
+    bringing the environment back starts from. It differs from `episode` only where a game goes on after a lost life.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: EnvironmentSettings,
+        index: int,
+        seeds: SeedPlan,
+        render: bool = False,
+        built: BuiltEnvironment | None = None,
+    ) -> None:
+        self._settings, self._index, self._seeds, self._render = settings, index, seeds, render
+        self._take(built or build_environment(settings, render=render))
+        self.episode = self.anchor = 0
+
+    def _take(self, built: BuiltEnvironment) -> None:
+        self._built, self._env, self.adapter = built, built.env, built.adapter
+        self._env_step, self._write = built.env.step, built.adapter.writer()
+        self._repeat, self._frames_per_step = built.action_repeat, built.frames_per_step
+        self._limit = built.frame_limit if built.frame_limit is not None else float("inf")
+        self._frames = 0
+
+    def rebuild(self) -> None:
+        """Put a new environment in place of the old one."""
+        self._take(build_environment(self._settings, render=self._render))
+
+    def start(self, episode: int, out: Observation, row: int) -> None:
+        """Begin the given episode."""
+        if self._settings.rebuild_each_episode and self._frames:
+            self.close()
+            self.rebuild()
+        self.episode = episode
+        if not getattr(self._env, "carries_over", False):
+            self.anchor, self._frames = episode, 0
+        raw, _ = self._env.reset(seed=self._seeds.seed(self._index, episode))
+        self._write(raw, out, row, True)
+
+    def restart(self, episode: int, out: Observation, row: int) -> None:
+        """Begin the given episode from nothing, whatever the environment was doing."""
+        if getattr(self._env, "carries_over", False):
+            self._env.carries_over = False  # type: ignore[attr-defined]
+        self.start(episode, out, row)
+
+    def step(self, action: Any, out: Observation, row: int) -> tuple[float, Ending | None]:
+        """One decision with the environment's own action. The caller starts the next episode where this one ended."""
+        raw, reward, terminated, truncated, info = self._env_step(action)
+        self._frames += self._frames_per_step
+        if self._repeat > 1:
+            for _ in range(self._repeat - 1):
+                if terminated or truncated or self._frames >= self._limit:
+                    break
+                raw, more, terminated, truncated, info = self._env_step(action)
+                reward += more
+                self._frames += 1
+        self._write(raw, out, row, False)
+        if terminated or truncated or self._frames >= self._limit:
+            if not terminated and getattr(self._env, "carries_over", False):
+                self._env.carries_over = False  # type: ignore[attr-defined]
+            return reward, Ending(float(reward), bool(terminated), scalar_info(info))
+        return reward, None
+
+    def replay(self, anchor: int, actions: np.ndarray, out: Observation, row: int) -> tuple[float, bool, int]:
+        """Bring the environment to where it stood: reset with the anchor's seed and take the actions again.
+
+        Returns the reward of the last step, whether it stands at the start of an episode, and the episode reached.
+        """
+        self.restart(anchor, out, row)
+        reward, first = 0.0, True
+        for action in self.adapter.actions(actions) if len(actions) else []:
+            reward, ending = self.step(action, out, row)
+            first = ending is not None
+            if ending is not None:
+                self.start(self.episode + 1, out, row)
+                reward = 0.0
+        return float(reward), first, self.episode
+
+    def render(self) -> np.ndarray | None:
+        frame = self._env.render()
+        if isinstance(frame, list):
+            frame = frame[-1] if frame else None
+        return frame if isinstance(frame, np.ndarray) and frame.ndim == 3 else None
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def scalar_info(info: Any) -> dict[str, Any]:
+    """What of an episode's last info is small enough to keep: numbers, flags and words."""
+    if not isinstance(info, dict):
+        return {}
+    plain: dict[str, Any] = {}
+    for name, value in info.items():
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, (bool, int, float, str)):
+            plain[str(name)] = value
+    return plain

@@ -1,0 +1,93 @@
+"""All environments in this process, one after another: the fastest way where a step is cheap."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from typing import Any
+
+import numpy as np
+
+from rl_lab.environments.runner import EpisodeRunner, SeedPlan
+from rl_lab.environments.settings import EnvironmentSettings
+from rl_lab.environments.vector import EndedEpisode, EpisodicVectorEnv, Replay
+from rl_lab.errors import RLLabError
+from rl_lab.records import Observation
+
+
+class SyncVectorEnv(EpisodicVectorEnv):
+    """Environments stepped in this process."""
+
+    backend = "sync"
+
+    def __init__(self, *, settings: EnvironmentSettings, seeds: SeedPlan, render: bool = False) -> None:
+        settings = settings.resolved()
+        self._runners = [
+            EpisodeRunner(settings=settings, index=index, seeds=seeds, render=render and index == 0)
+            for index in range(seeds.num_envs)
+        ]
+        adapter = self._runners[0].adapter
+        super().__init__(
+            settings=settings,
+            seeds=seeds,
+            observation_spec=adapter.observation_spec,
+            action_spec=adapter.action_spec,
+            notes=adapter.notes,
+        )
+        self._convert = adapter.actions
+
+    def _start_all(self, out: Observation) -> None:
+        for index, runner in enumerate(self._runners):
+            runner.restart(0, out, index)
+
+    def _step_all(self, action: np.ndarray, out: Observation) -> tuple[Any, list[EndedEpisode]]:
+        rewards: list[float] = []
+        endings: list[EndedEpisode] = []
+        index = 0
+        for runner, chosen in zip(self._runners, self._convert(action), strict=True):
+            try:
+                reward, ending = runner.step(chosen, out, index)
+                if ending is not None:
+                    last = {key: value[index].copy() for key, value in out.items()}
+                    runner.start(runner.episode + 1, out, index)
+                    endings.append(EndedEpisode(index, ending, last, runner.anchor))
+            except RLLabError:
+                raise
+            except Exception:
+                reward = 0.0
+                endings.append(self._recover(index, traceback.format_exc(), out))
+            rewards.append(reward)
+            index += 1
+        return rewards, endings
+
+    def _recover(self, index: int, error: str, out: Observation) -> EndedEpisode:
+        """Put a new environment in the place of one that raised, and begin its next episode."""
+        runner, lost = self._runners[index], self._lost_episode(index, error)
+        while True:
+            self._failed(index, error, restarted="it was")
+            with contextlib.suppress(Exception):
+                runner.close()
+            try:
+                runner.rebuild()
+                runner.restart(self._episode[index] + 1, out, index)
+                return lost
+            except RLLabError:
+                raise
+            except Exception:
+                error = traceback.format_exc()
+
+    def _replay_all(self, orders: list[Replay], out: Observation) -> tuple[list[float], list[bool], list[int]]:
+        results = [
+            self._runners[order.index].replay(order.anchor, order.actions, out, order.index) for order in orders
+        ]
+        for order in orders:
+            self._runners[order.index].episode = order.episode
+        rewards, firsts, episodes = zip(*results, strict=True)
+        return list(rewards), list(firsts), list(episodes)
+
+    def render(self) -> np.ndarray | None:
+        return self._runners[0].render()
+
+    def close(self) -> None:
+        for runner in self._runners:
+            runner.close()

@@ -1,0 +1,92 @@
+"""The two changes that RL Lab makes to Gymnasium environments themselves: pixels by rendering, a fresh Box2D world."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rl_lab.environments.images import image_layout
+from rl_lab.errors import EnvironmentFailure
+
+STATE_KEY, IMAGE_KEY = "state", "image"
+
+
+class PixelObservation(gymnasium.Wrapper):
+    """Adds the rendered picture to the observation, unless the environment already shows one."""
+
+    def __init__(self, env: gymnasium.Env, *, keep_state: bool) -> None:
+        super().__init__(env)
+        self._keep_state = keep_state
+        space = env.observation_space
+        self._is_dict = isinstance(space, spaces.Dict)
+        self._parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {STATE_KEY: space}
+        self._renders = not any(_is_image(part) for part in self._parts.values())
+        if not self._renders:
+            self.observation_space = space
+            return
+        if env.render_mode != "rgb_array":
+            raise EnvironmentFailure(
+                "environment.observation asks for pixels, but the environment cannot be rendered: its constructor must "
+                "accept render_mode='rgb_array' and render() must return an RGB array. Or set environment.observation=state."
+            )
+        env.reset(seed=0)
+        frame = self._frame()
+        image = spaces.Box(0, 255, frame.shape, np.uint8)
+        self.observation_space = spaces.Dict({**self._parts, IMAGE_KEY: image} if keep_state else {IMAGE_KEY: image})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed)
+        return self._observation(observation), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._observation(observation), reward, terminated, truncated, info
+
+    def _observation(self, observation: Any) -> Any:
+        if not self._renders:
+            return observation
+        picture = {IMAGE_KEY: self._frame()}
+        if not self._keep_state:
+            return picture
+        return {**(observation if self._is_dict else {STATE_KEY: observation}), **picture}
+
+    def _frame(self) -> np.ndarray:
+        frame = self.env.render()
+        if not isinstance(frame, np.ndarray) or frame.ndim != 3:
+            raise EnvironmentFailure(
+                f"render() returned {type(frame).__name__} instead of a height × width × 3 uint8 array, so there are no "
+                "pixels to observe. Return an RGB array for render_mode='rgb_array', or set environment.observation=state."
+            )
+        return frame
+
+
+def _is_image(space: spaces.Space) -> bool:
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and image_layout(space.shape) is not None
+
+
+class FreshBox2DWorld(gymnasium.Wrapper):
+    """Gives every episode a Box2D world of its own.
+
+    The solver keeps contacts and warm starts in the world, so an episode in a used world differs from the same
+    episode in a new one: it could not be brought back by its seed and actions.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        import Box2D
+
+        game: Any = self.env.unwrapped
+        game._destroy()
+        gravity = game.world.gravity
+        game.world = Box2D.b2World(gravity=(float(gravity[0]), float(gravity[1])))
+        return self.env.reset(seed=seed, options=options)
+
+
+def refresh_box2d_world(env: gymnasium.Env) -> gymnasium.Env:
+    """Wrap the Box2D games of Gymnasium that keep their world across episodes."""
+    module = type(env.unwrapped).__module__
+    if module in ("gymnasium.envs.box2d.car_racing", "gymnasium.envs.box2d.bipedal_walker"):
+        return FreshBox2DWorld(env)
+    return env

@@ -1,0 +1,43 @@
+"""Errors that a user can act on. The command line prints their message alone, without a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RLLabError(Exception):
+    """Base of every error that is the user's to fix: the message says what, where, what was expected and how to fix it."""
+
+
+class ConfigError(RLLabError):
+    """The configuration names something that does not exist or does not fit."""
+
+
+class CheckpointError(RLLabError):
+    """A checkpoint cannot be read or does not belong to this run."""
+
+
+class RunNotFoundError(RLLabError):
+    """A RUN argument names no run directory."""
+
+
+class EnvironmentFailure(RLLabError):
+    """An environment cannot be made, breaks the Gymnasium contract or keeps failing."""
+
+
+class DataError(RLLabError):
+    """A data source was asked for something that it cannot give."""
+
+
+class NonFiniteError(RLLabError):
+    """A loss or a parameter became NaN or infinite."""
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """' Did you mean 'x'?' for the closest valid name, or the list of valid names where none is close."""
+    names = sorted(set(map(str, valid)))
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    if close:
+        return f" Did you mean '{close[0]}'?"
+    return f" Valid names: {', '.join(names)}." if names else ""

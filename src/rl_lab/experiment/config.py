@@ -1,0 +1,158 @@
+"""Composing a configuration from the packaged groups and the user's overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rl_lab.errors import ConfigError, nearest
+from rl_lab.experiment import registry, resolvers
+from rl_lab.experiment.device import resolve_device
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+CONFIG_MODULE = "rl_lab.configs"
+DEFAULT_EXPERIMENT = "dreamer_v3_cartpole"
+AUTO_SIZE = "auto"
+
+
+def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = ()) -> DictConfig:
+    """The configuration of one run, interpolations still in place. Errors name the place and the nearest valid name."""
+    folders = registry.config_folders(config_dirs)
+    parsed = parse_overrides(overrides)
+    for override in parsed:
+        if override.is_sweep_override():
+            raise ConfigError(f"'{override.input_line}' names several values: add -m to train one run for each.")
+    normal = normalise(parsed, folders)
+    experiment = next(line.partition("=")[2] for line in normal if line.startswith("+experiment="))
+    config = _compose(normal, folders)
+    if config.experiment.get("name") is None:
+        config.experiment.name = experiment
+    _choose_size(config)
+    return config
+
+
+def parse_overrides(overrides: Sequence[str]) -> list[Override]:
+    parser = OverridesParser.create()
+    parsed = []
+    for line in overrides:
+        try:
+            parsed.append(parser.parse_override(line))
+        except HydraException as error:
+            hint = f" Did you mean +experiment={line}?" if line.isidentifier() else " Quote values with special characters."
+            raise ConfigError(f"'{line}' is not an override of the form key=value.{hint}") from error
+    return parsed
+
+
+def normalise(parsed: Sequence[Override], folders: Sequence[registry.ConfigFolder]) -> list[str]:
+    """Overrides as Hydra takes them: exactly one experiment, groups checked, values added by force.
+
+    A value whose key does not exist is let through here, so that validation can answer every unknown key alike.
+    """
+    known_groups = registry.groups(folders)
+    lines = [f"hydra.searchpath=[{','.join(_quoted(folder) for folder in folders[1:])}]"] if folders[1:] else []
+    experiments: list[str] = []
+    for override in parsed:
+        key, line = override.key_or_group, override.input_line or ""
+        if key.startswith(("hydra.", "hydra/")) or override.is_delete():
+            lines.append(line)
+        elif key in known_groups and not isinstance(override.value(), Mapping):
+            _check_option(override, folders)
+            if key == "experiment":
+                experiments.append("+" + line.lstrip("+"))
+            else:
+                lines.append(line)
+        else:
+            lines.append("++" + line.lstrip("+"))
+    if len(experiments) > 1:
+        raise ConfigError(f"Only one experiment can be named; these were: {', '.join(experiments)}.")
+    return [*(experiments or [f"+experiment={DEFAULT_EXPERIMENT}"]), *lines]
+
+
+def _check_option(override: Override, folders: Sequence[registry.ConfigFolder]) -> None:
+    group = override.key_or_group
+    known = registry.names(folders, group)
+    value = override.value()
+    choices = [choice for choice in getattr(value, "list", None) or [value] if isinstance(choice, str)]
+    for choice in choices:
+        if choice not in known:
+            raise ConfigError(f"{group}={choice}: there is no such {group}.{nearest(choice, known)} See: rl-lab list.")
+
+
+def _quoted(folder: registry.ConfigFolder) -> str:
+    return "'file://" + str(folder.path).replace("'", "\\'") + "'"
+
+
+def _compose(lines: Sequence[str], folders: Sequence[registry.ConfigFolder]) -> DictConfig:
+    resolvers.register()
+    outer = GlobalHydra.instance().hydra  # a sweep is running: composing must not end it
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
+            config = hydra_compose("config", overrides=list(lines))
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(_one_line(error)) from error
+    finally:
+        GlobalHydra.instance().hydra = outer
+    OmegaConf.set_struct(config, False)
+    return config
+
+
+def _choose_size(config: DictConfig) -> None:
+    """`size: auto` becomes the preset of the device; any other value must be a preset."""
+    presets = config.get("presets")
+    if presets is None:
+        return
+    if config.get("size") == AUTO_SIZE:
+        device = resolve_device(str(config.experiment.get("device", "auto")))
+        config.size = config.auto_size[device.type]
+    size = config.get("size")
+    if size not in presets:
+        raise ConfigError(f"size={size}: there is no such preset.{nearest(str(size), [*presets, AUTO_SIZE])}")
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """Plain containers with every interpolation carried out."""
+    return {str(key): resolve_node(config, str(key)) for key in config}
+
+
+def resolve_node(config: DictConfig, key: str) -> Any:
+    """One top-level entry as plain containers."""
+    try:
+        node = config[key]
+        return OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if OmegaConf.is_config(node) else node
+    except OmegaConfBaseException as error:
+        raise ConfigError(_one_line(error)) from error
+
+
+def to_yaml(config: Mapping[str, Any]) -> str:
+    return OmegaConf.to_yaml(OmegaConf.create(dict(config)))
+
+
+def load_yaml(path: Path) -> DictConfig:
+    """A run's own config.yaml."""
+    try:
+        config = OmegaConf.load(path)
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from error
+    if not isinstance(config, DictConfig):
+        raise ConfigError(f"{path} is not a configuration: it must be a mapping.")
+    return config
+
+
+def _one_line(error: Exception) -> str:
+    """Hydra and OmegaConf spread a message over lines; the place they name is `full_key`."""
+    text = " ".join(str(error).split("\n    full_key")[0].split())
+    key = getattr(error, "full_key", None)
+    return f"{key}: {text}" if key and str(key) not in text else text

@@ -1,0 +1,51 @@
+"""Where a run computes: device, precision, threads and random seeds."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_lab.errors import ConfigError, nearest
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N` as a device that is really there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or (index and not index.isdigit()):
+        raise ConfigError(f"experiment.device={name} is not a device.{nearest(name, ['auto', 'cpu', 'cuda', 'cuda:0'])}")
+    if not torch.cuda.is_available():
+        why = "this build of PyTorch has no CUDA" if torch.version.cuda is None else "PyTorch sees no GPU"
+        raise ConfigError(f"experiment.device={name}: {why}. Use experiment.device=cpu or auto, or see: rl-lab doctor.")
+    if index and int(index) >= torch.cuda.device_count():
+        raise ConfigError(f"experiment.device={name}: there are {torch.cuda.device_count()} GPUs, numbered from 0.")
+    return torch.device(name)
+
+
+def resolve_precision(name: str, device: torch.device) -> torch.dtype | None:
+    """The autocast type; None means float32."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else None
+    return torch.bfloat16 if name == "bfloat16" else None
+
+
+def set_threads(threads: int | str, device: torch.device) -> None:
+    """Small models on the CPU are slower with several threads than with one."""
+    if threads != "auto":
+        torch.set_num_threads(int(threads))
+    elif device.type == "cpu":
+        torch.set_num_threads(1)
+
+
+def seed_everything(seed: int) -> None:
+    """The global streams of Python, NumPy and torch. Parts that draw on their own derive their seed from the run's."""
+    words: Any = np.random.SeedSequence([seed, 7]).generate_state(3)
+    random.seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    torch.manual_seed(int(words[2]))

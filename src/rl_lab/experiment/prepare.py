@@ -1,0 +1,47 @@
+"""From overrides to a checked configuration: compose, look at the environment, fill in `_dims`, resolve, validate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from rl_lab.environments import EnvironmentFacts, inspect_environment
+from rl_lab.experiment.config import compose, resolve, resolve_node, to_yaml
+from rl_lab.experiment.dims import fill_dims
+from rl_lab.experiment.settings import SECTIONS
+from rl_lab.experiment.validation import Settings, validate_parts, validate_settings
+
+EARLY = (*SECTIONS, "environment", "run_root")  # what can be checked before the environment is known
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A configuration that is ready to be built."""
+
+    config: dict[str, Any]
+    settings: Settings
+    facts: EnvironmentFacts
+
+    def to_yaml(self) -> str:
+        return to_yaml(self.config)
+
+
+def prepare(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> Prepared:
+    """Compose and check a new run's configuration."""
+    return complete(compose(overrides, config_dirs=config_dirs))
+
+
+def complete(config: DictConfig) -> Prepared:
+    """Check a composed configuration, cheap things first, and fill in what the environment decides."""
+    early = {str(key): resolve_node(config, str(key)) if key in EARLY else True for key in config}
+    settings = validate_settings(early)
+    facts = inspect_environment(settings.environment)
+    fill_dims(config, facts.observation_spec, facts.action_spec)
+    resolved = resolve(config)
+    resolved.update({name: asdict(getattr(settings, name)) for name in SECTIONS})  # numbers in their own type: 1e6, 10_000
+    validate_parts(resolved)
+    return Prepared(resolved, settings, facts)

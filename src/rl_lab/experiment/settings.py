@@ -1,0 +1,92 @@
+"""The plain sections of the configuration: every key, what it means, which values it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+def _number(default: Any, *, minimum: float) -> Any:
+    return field(default=default, metadata={"minimum": minimum})
+
+
+@dataclass(frozen=True)
+class ExperimentSettings:
+    """`experiment`: what the run is called and where it computes."""
+
+    name: str | None = None
+    """Folder of the run under `run_root`; null: the experiment file's name."""
+    seed: int = _number(0, minimum=0)
+    """Seeds every random stream of the run."""
+    device: str = "auto"
+    """`auto` (the GPU where there is one), `cpu`, `cuda` or `cuda:N`."""
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """`training`: budget, curriculum and how the updates run."""
+
+    total_timesteps: int = _number(100_000, minimum=1)
+    """Cap on env steps (agent decisions, summed over environments) over all phases."""
+    phases: list[Any] | None = None
+    """The curriculum; null: one online phase on the replay source."""
+    compile: Literal["auto", "off"] = "auto"
+    """`auto`: compile the update where it pays (on a GPU)."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type of the updates; `auto`: bfloat16 on a GPU, float32 on the CPU. Parameters stay float32."""
+    resume_path: str | None = None
+    """A run or one of its checkpoints to go on with."""
+    on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    """What happens when a loss is NaN or infinite."""
+    threads: int | Literal["auto"] = _number("auto", minimum=1)
+    """CPU threads of torch; `auto`: 1 for small models on the CPU, else torch's own choice."""
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """`evaluation`: held-out episodes, while training and at the end."""
+
+    episodes: int = _number(10, minimum=1)
+    """Episodes of one evaluation."""
+    every: int = _number(10_000, minimum=1)
+    """Env steps between evaluations while training."""
+    num_envs: int = _number(4, minimum=1)
+    """Environments that play the episodes side by side."""
+    video: bool = True
+    """Record one evaluation episode at the end of training."""
+    imagination: bool = True
+    """Write the real-beside-imagined picture at the end of training, where the workflow has a model."""
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    """`checkpoint`: how often the whole run is saved."""
+
+    every: int = _number(10_000, minimum=1)
+    """Env steps between checkpoints; one more is written at the end and on interruption."""
+    keep: int = _number(2, minimum=1)
+    """The newest so many are kept."""
+
+
+@dataclass(frozen=True)
+class LoggingSettings:
+    """`logging`: what is written while the run goes on."""
+
+    every: int = _number(500, minimum=1)
+    """Env steps between lines of metrics.jsonl."""
+    console: Literal["auto", "live", "plain", "off"] = "auto"
+    """`auto`: a live line on a terminal, plain lines elsewhere."""
+    tensorboard: bool = True
+    wandb: dict[str, Any] | bool = False
+    """true, or the arguments of wandb.init (project, entity, …)."""
+    mlflow: dict[str, Any] | bool = False
+    """true, or {tracking_uri: …, experiment: …}."""
+
+
+SECTIONS: dict[str, type] = {
+    "experiment": ExperimentSettings,
+    "training": TrainingSettings,
+    "evaluation": EvaluationSettings,
+    "checkpoint": CheckpointSettings,
+    "logging": LoggingSettings,
+}

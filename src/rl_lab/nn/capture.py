@@ -1,0 +1,54 @@
+"""A training step as one CUDA graph: the device replays thousands of kernels without the host launching them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Inputs = dict[str, Tensor]
+Outputs = dict[str, Tensor]
+
+
+class CapturedStep:
+    """Runs `function(inputs) -> outputs` as a CUDA graph, captured at the first call.
+
+    The function must have static shapes and never wait for the device. It may change state in place (parameters, optimiser
+    moments): `state` lists every such tensor, all of them made beforehand, so that the warm-up calls before the capture leave no trace. Outputs are
+    overwritten by the next call.
+    """
+
+    def __init__(self, function: Callable[[Inputs], Outputs], state: Callable[[], Sequence[Tensor]], *, warmup: int = 3):
+        self._function, self._state, self._warmup = function, state, warmup
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: Inputs = {}
+        self._outputs: Outputs = {}
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Outputs:
+        if self._graph is None:
+            self._capture(inputs)
+        for name, tensor in inputs.items():
+            self._inputs[name].copy_(tensor, non_blocking=True)
+        assert self._graph is not None
+        self._graph.replay()
+        return self._outputs
+
+    def _capture(self, inputs: Mapping[str, Tensor]) -> None:
+        self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        random_state = torch.cuda.get_rng_state()
+        before = [tensor.detach().clone() for tensor in self._state()]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(self._warmup):
+                self._function(self._inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._outputs = self._function(self._inputs)
+        with torch.no_grad():
+            for tensor, saved in zip(self._state(), before, strict=True):
+                tensor.copy_(saved)
+        torch.cuda.set_rng_state(random_state)

@@ -1,0 +1,287 @@
+"""Distributions over actions and latents.
+
+Small and pure: parameters in, tensors out, static shapes. `sample` takes its noise as an argument, so that the noise of a
+whole rollout can be drawn at once, outside the loop and outside compiled code; `draw_noise` says what kind each one needs.
+Probabilities are computed in float32 or better. Sampled classes are one-hot vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rl_lab.nn.math import at_least_float32, one_hot
+
+NoiseKind = Literal["exponential", "normal", "uniform"]
+HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+
+
+def draw_noise(
+    kind: NoiseKind, shape: Sequence[int], device: torch.device | str, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Noise from the device's global generator."""
+    empty = torch.empty(tuple(shape), device=device, dtype=dtype)
+    if kind == "exponential":
+        return empty.exponential_()
+    return empty.normal_() if kind == "normal" else empty.uniform_()
+
+
+class Distribution(Protocol):
+    """What actors hand out. `value` and samples are encoded actions [*lead, size]; results are [*lead]."""
+
+    noise: ClassVar[NoiseKind]
+
+    def log_prob(self, value: Tensor) -> Tensor: ...
+
+    def entropy(self) -> Tensor: ...
+
+    def sample(self, noise: Tensor | None = None) -> Tensor: ...
+
+    def mode(self) -> Tensor: ...
+
+
+class UnimixCategorical:
+    """Categorical with a uniform share: p = (1 - unimix)·softmax(logits) + unimix/classes, over the last axis.
+
+    Logits of a latent are [*lead, groups, classes]; `log_prob` and `entropy` then are per group.
+    """
+
+    noise: ClassVar[NoiseKind] = "exponential"
+
+    def __init__(self, logits: Float[Tensor, "*lead classes"], *, unimix: float = 0.01) -> None:
+        self.classes = logits.shape[-1]
+        logits = at_least_float32(logits)
+        self.probs = torch.softmax(logits, -1)
+        self._log_probs: Tensor | None = None
+        if unimix:
+            self.probs = torch.add(self.probs * (1.0 - unimix), unimix / self.classes)
+        else:
+            self._log_probs = torch.log_softmax(logits, -1)
+
+    @property
+    def log_probs(self) -> Float[Tensor, "*lead classes"]:
+        if self._log_probs is None:  # sampling alone never needs it
+            self._log_probs = torch.log(self.probs)
+        return self._log_probs
+
+    def detach(self) -> UnimixCategorical:
+        """The same distribution as a constant. Nothing is computed twice."""
+        twin = object.__new__(UnimixCategorical)
+        twin.classes, twin.probs, twin._log_probs = self.classes, self.probs.detach(), self.log_probs.detach()
+        return twin
+
+    def log_prob(self, value: Float[Tensor, "*lead classes"]) -> Float[Tensor, "*lead"]:
+        """Of one-hot vectors."""
+        return (self.log_probs * value).sum(-1)
+
+    def log_prob_index(self, index: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+        return self.log_probs.gather(-1, index.long().unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self) -> Float[Tensor, "*lead"]:
+        return -(self.probs * self.log_probs).sum(-1)
+
+    def sample_index(self, noise: Float[Tensor, "*lead classes"] | None = None) -> Int[Tensor, "*lead"]:
+        """Class numbers. The first of exponential clocks with rates p rings for class k with probability p_k."""
+        probs = self.probs.detach()
+        if noise is None:
+            noise = torch.empty_like(probs).exponential_()
+        return (probs / noise).argmax(-1)
+
+    def sample(self, noise: Float[Tensor, "*lead classes"] | None = None) -> Float[Tensor, "*lead classes"]:
+        """One-hot, straight-through: the gradient is that of the probabilities."""
+        return self._straight_through(self.sample_index(noise))
+
+    def mode(self) -> Float[Tensor, "*lead classes"]:
+        """One-hot of the likeliest class, straight-through."""
+        return self._straight_through(self.probs.argmax(-1))
+
+    def _straight_through(self, index: Tensor) -> Tensor:
+        hard = one_hot(index, self.classes, self.probs.dtype)
+        if torch.is_grad_enabled() and self.probs.requires_grad:
+            return hard + (self.probs - self.probs.detach())  # the bracket is exactly 0, so the value stays one-hot
+        return hard
+
+
+def categorical_kl(left: UnimixCategorical, right: UnimixCategorical) -> Float[Tensor, "*lead"]:
+    """KL(left || right) of grouped categoricals [*lead, groups, classes], summed over the groups."""
+    return (left.probs * (left.log_probs - right.log_probs)).sum((-2, -1))
+
+
+class MultiCategorical:
+    """Independent categoricals side by side; values are concatenated one-hots, log-probs and entropies are summed."""
+
+    noise: ClassVar[NoiseKind] = "exponential"
+
+    def __init__(self, logits: Float[Tensor, "*lead size"], classes: Sequence[int], *, unimix: float = 0.01) -> None:
+        self.classes = list(classes)
+        self.parts = [UnimixCategorical(part, unimix=unimix) for part in logits.split(self.classes, -1)]
+
+    def log_prob(self, value: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead"]:
+        values = value.split(self.classes, -1)
+        terms = [part.log_prob(own) for part, own in zip(self.parts, values, strict=True)]
+        return torch.stack(terms).sum(0)
+
+    def log_prob_index(self, index: Int[Tensor, "*lead components"]) -> Float[Tensor, "*lead"]:
+        terms = [part.log_prob_index(own) for part, own in zip(self.parts, index.unbind(-1), strict=True)]
+        return torch.stack(terms).sum(0)
+
+    def entropy(self) -> Float[Tensor, "*lead"]:
+        return torch.stack([part.entropy() for part in self.parts]).sum(0)
+
+    def sample(self, noise: Float[Tensor, "*lead size"] | None = None) -> Float[Tensor, "*lead size"]:
+        noises = [None] * len(self.parts) if noise is None else noise.split(self.classes, -1)
+        return torch.cat([part.sample(own) for part, own in zip(self.parts, noises, strict=True)], -1)
+
+    def mode(self) -> Float[Tensor, "*lead size"]:
+        return torch.cat([part.mode() for part in self.parts], -1)
+
+
+def _normal_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    return -0.5 * ((value - mean) / std).square() - torch.log(std) - HALF_LOG_TWO_PI
+
+
+class BoundedNormal:
+    """DreamerV3: a plain normal with mean tanh(m) and deviation between 0.1 and 1; samples are not squashed."""
+
+    noise: ClassVar[NoiseKind] = "normal"
+
+    def __init__(self, params: Float[Tensor, "*lead 2*size"], *, min_std: float = 0.1, max_std: float = 1.0) -> None:
+        raw_mean, raw_std = at_least_float32(params).chunk(2, -1)
+        self.mean = torch.tanh(raw_mean)
+        self.std = (max_std - min_std) * torch.sigmoid(raw_std + 2.0) + min_std
+
+    def log_prob(self, value: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead"]:
+        return _normal_log_prob(value, self.mean, self.std).sum(-1)
+
+    def entropy(self) -> Float[Tensor, "*lead"]:
+        return (torch.log(self.std) + (0.5 + HALF_LOG_TWO_PI)).sum(-1)
+
+    def sample(self, noise: Float[Tensor, "*lead size"] | None = None) -> Float[Tensor, "*lead size"]:
+        return self.mean + self.std * (torch.randn_like(self.mean) if noise is None else noise)
+
+    def mode(self) -> Float[Tensor, "*lead size"]:
+        return self.mean
+
+
+class TanhNormal:
+    """Dreamer V1: tanh of a normal with mean 5·tanh(m/5) and deviation softplus(s + offset) + 1e-4.
+
+    The offset makes the deviation `init_std` where s is 0. Entropy and mode have no closed form: both use samples.
+    """
+
+    noise: ClassVar[NoiseKind] = "normal"
+    edge: ClassVar[float] = 0.99999997  # actions are moved this close to ±1 before the inverse tanh
+
+    def __init__(
+        self,
+        params: Float[Tensor, "*lead 2*size"],
+        *,
+        init_std: float = 5.0,
+        min_std: float = 1e-4,
+        mean_scale: float = 5.0,
+        samples: int = 100,
+    ) -> None:
+        raw_mean, raw_std = at_least_float32(params).chunk(2, -1)
+        self.mean = mean_scale * torch.tanh(raw_mean / mean_scale)
+        self.std = F.softplus(raw_std + math.log(math.expm1(init_std))) + min_std
+        self.samples = samples
+
+    def log_prob(self, value: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead"]:
+        return self._log_prob_before_tanh(torch.atanh(value.clamp(-self.edge, self.edge)))
+
+    def entropy(self, noise: Float[Tensor, "samples *lead size"] | None = None) -> Float[Tensor, "*lead"]:
+        """That of the normal, plus the mean log-slope of tanh over samples."""
+        slope = _log_tanh_slope(self.mean + self.std * self._many(noise)).mean(0)
+        return (torch.log(self.std) + (0.5 + HALF_LOG_TWO_PI) + slope).sum(-1)
+
+    def sample(self, noise: Float[Tensor, "*lead size"] | None = None) -> Float[Tensor, "*lead size"]:
+        return torch.tanh(self.mean + self.std * (torch.randn_like(self.mean) if noise is None else noise))
+
+    def mode(self, noise: Float[Tensor, "samples *lead size"] | None = None) -> Float[Tensor, "*lead size"]:
+        """The likeliest of the samples: at large deviations the density peaks near ±1, not at tanh(mean)."""
+        before = self.mean + self.std * self._many(noise)
+        best = self._log_prob_before_tanh(before).argmax(0)
+        index = best[None, ..., None].expand(1, *before.shape[1:])
+        return torch.tanh(before.gather(0, index)[0])
+
+    def _many(self, noise: Tensor | None) -> Tensor:
+        return self.mean.new_empty((self.samples, *self.mean.shape)).normal_() if noise is None else noise
+
+    def _log_prob_before_tanh(self, value: Tensor) -> Tensor:
+        return (_normal_log_prob(value, self.mean, self.std) - _log_tanh_slope(value)).sum(-1)
+
+
+def _log_tanh_slope(x: Tensor) -> Tensor:
+    """ln(1 - tanh²(x)), without the loss of precision for large |x|."""
+    return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
+
+
+class TruncatedNormal:
+    """DreamerV2: a normal with mean tanh(m) and deviation 2·sigmoid(s/2) + 0.1, cut off at ±1."""
+
+    noise: ClassVar[NoiseKind] = "uniform"
+    margin: ClassVar[float] = 1e-6  # samples keep this distance from ±1
+
+    def __init__(self, params: Float[Tensor, "*lead 2*size"], *, min_std: float = 0.1) -> None:
+        raw_mean, raw_std = at_least_float32(params).chunk(2, -1)
+        self.mean = torch.tanh(raw_mean)
+        self.std = 2.0 * torch.sigmoid(raw_std / 2.0) + min_std
+        self._low, self._high = (-1.0 - self.mean) / self.std, (1.0 - self.mean) / self.std
+        self._low_mass = torch.special.ndtr(self._low)
+        self._mass = torch.special.ndtr(self._high) - self._low_mass
+
+    def log_prob(self, value: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead"]:
+        """Of values inside [-1, 1]."""
+        return (_normal_log_prob(value, self.mean, self.std) - torch.log(self._mass)).sum(-1)
+
+    def entropy(self) -> Float[Tensor, "*lead"]:
+        low_density, high_density = _standard_density(self._low), _standard_density(self._high)
+        tilt = (self._low * low_density - self._high * high_density) / (2.0 * self._mass)
+        return (torch.log(self.std * self._mass) + (0.5 + HALF_LOG_TWO_PI) + tilt).sum(-1)
+
+    def sample(self, noise: Float[Tensor, "*lead size"] | None = None) -> Float[Tensor, "*lead size"]:
+        """By the inverse distribution function; the clip at the edges lets the gradient through."""
+        uniform = torch.rand_like(self.mean) if noise is None else noise
+        level = (self._low_mass + uniform * self._mass).clamp(1e-7, 1.0 - 1e-7)
+        value = self.mean + self.std * torch.special.ndtri(level)
+        clipped = value.detach().clamp(-1.0 + self.margin, 1.0 - self.margin)
+        return value + (clipped - value.detach())
+
+    def mode(self) -> Float[Tensor, "*lead size"]:
+        return self.mean
+
+
+def _standard_density(x: Tensor) -> Tensor:
+    return torch.exp(-0.5 * x.square() - HALF_LOG_TWO_PI)
+
+
+class Bernoulli:
+    """A yes or no, with logits. Targets of `log_prob` may be soft: it is minus the binary cross-entropy."""
+
+    noise: ClassVar[NoiseKind] = "uniform"
+
+    def __init__(self, logits: Float[Tensor, "*lead"]) -> None:
+        self.logits = at_least_float32(logits)
+
+    @property
+    def mean(self) -> Float[Tensor, "*lead"]:
+        return torch.sigmoid(self.logits)
+
+    def log_prob(self, value: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+        return -F.binary_cross_entropy_with_logits(self.logits, value.to(self.logits.dtype), reduction="none")
+
+    def entropy(self) -> Float[Tensor, "*lead"]:
+        return -self.log_prob(self.mean)
+
+    def sample(self, noise: Float[Tensor, "*lead"] | None = None) -> Float[Tensor, "*lead"]:
+        probs = self.mean.detach()
+        return ((torch.rand_like(probs) if noise is None else noise) < probs).to(probs.dtype)
+
+    def mode(self) -> Float[Tensor, "*lead"]:
+        return (self.logits > 0.0).to(self.logits.dtype)

@@ -1,0 +1,139 @@
+"""Layers as DreamerV3 initialises and normalises them.
+
+Weights are drawn from a normal truncated at ±2σ with σ = 1.1368·sqrt(1/fan_in)·outscale, from torch's global generator;
+biases start at 0 and norm scales at 1. `outscale=0` gives zero weights, so that an output layer starts by predicting 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rl_lab.errors import ConfigError
+from rl_lab.nn.math import at_least_float32
+
+TRUNCATION_GAIN = 1.1368  # brings the standard deviation of the truncated normal back to 1
+
+
+@torch.no_grad()
+def init_weight_(weight: Tensor, *, fan_in: int, outscale: float = 1.0) -> Tensor:
+    """Fill a weight in place, as the module's docstring says."""
+    if outscale == 0.0:
+        return weight.zero_()
+    std = TRUNCATION_GAIN * math.sqrt(1.0 / fan_in) * outscale
+    return nn.init.trunc_normal_(weight, 0.0, std, -2.0 * std, 2.0 * std)
+
+
+class Linear(nn.Linear):
+    """A dense layer with bias."""
+
+    def __init__(self, in_features: int, out_features: int, *, outscale: float = 1.0) -> None:
+        self.outscale = outscale
+        super().__init__(in_features, out_features)
+
+    def reset_parameters(self) -> None:
+        init_weight_(self.weight, fan_in=self.in_features, outscale=self.outscale)
+        nn.init.zeros_(self.bias)
+
+
+class Conv(nn.Conv2d):
+    """A convolution with bias that keeps the image size at stride 1 (odd kernels)."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int, *, stride: int = 1, outscale: float = 1.0
+    ) -> None:
+        self.outscale = outscale
+        super().__init__(in_channels, out_channels, kernel, stride=stride, padding=(kernel - 1) // 2)
+
+    def reset_parameters(self) -> None:
+        fan_in = self.in_channels * self.kernel_size[0] * self.kernel_size[1]
+        init_weight_(self.weight, fan_in=fan_in, outscale=self.outscale)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class BlockLinear(nn.Module):
+    """A block-diagonal dense layer: `blocks` independent layers side by side, in one batched product.
+
+    The weights' fan-in is the full input size, so each block starts sqrt(blocks) smaller than a layer of its own would.
+    """
+
+    def __init__(self, in_features: int, out_features: int, blocks: int, *, outscale: float = 1.0) -> None:
+        super().__init__()
+        for name, size in (("input", in_features), ("output", out_features)):
+            if size % blocks:
+                raise ConfigError(
+                    f"BlockLinear: an {name} of {size} cannot be cut into {blocks} equal blocks. "
+                    f"Choose sizes that are multiples of {blocks}, or another number of blocks."
+                )
+        self.in_features, self.out_features, self.blocks, self.outscale = in_features, out_features, blocks, outscale
+        self.weight = nn.Parameter(torch.empty(blocks, in_features // blocks, out_features // blocks))
+        self.bias = nn.Parameter(torch.zeros(out_features))
+        init_weight_(self.weight, fan_in=in_features, outscale=outscale)
+
+    def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out_features"]:
+        """Both sides are block-major: the first 1/blocks of the features is block 0."""
+        rows = x.reshape(-1, self.blocks, self.in_features // self.blocks).transpose(0, 1)
+        return self.forward_blocks(rows).transpose(0, 1).reshape(*x.shape[:-1], self.out_features)
+
+    def forward_blocks(self, x: Float[Tensor, "blocks rows block_in"]) -> Float[Tensor, "blocks rows block_out"]:
+        """The same, where input and output are already one matrix per block."""
+        return torch.baddbmm(self.bias.view(self.blocks, 1, -1), x, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, blocks={self.blocks}"
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + 1e-4) · scale over the last axis; float32 inside, the input's dtype outside."""
+
+    def __init__(self, size: int, *, eps: float = 1e-4) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead size"]:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
+
+
+class NormedLinear(nn.Module):
+    """Linear → RMSNorm → SiLU."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.linear = Linear(in_features, out_features)
+        self.norm = RMSNorm(out_features)
+
+    def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out_features"]:
+        return F.silu(self.norm(self.linear(x)))
+
+
+class MLP(nn.Sequential):
+    """`layers` times Linear → RMSNorm → SiLU. With no layers it is the identity."""
+
+    def __init__(self, in_features: int, units: int, layers: int) -> None:
+        super().__init__(*(NormedLinear(units if layer else in_features, units) for layer in range(layers)))
+        self.in_features = in_features
+        self.output_size = units if layers else in_features
+
+
+class Head(nn.Module):
+    """An MLP with linear outputs, in float32. Several `outputs` are separate layers, concatenated."""
+
+    def __init__(
+        self, in_features: int, outputs: int | Sequence[int], *, units: int, layers: int, outscale: float = 1.0
+    ) -> None:
+        super().__init__()
+        sizes = (outputs,) if isinstance(outputs, int) else tuple(outputs)
+        self.trunk = MLP(in_features, units, layers)
+        self.outputs = nn.ModuleList(Linear(self.trunk.output_size, size, outscale=outscale) for size in sizes)
+
+    def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
+        x = self.trunk(x)
+        parts = [output(x) for output in self.outputs]
+        return at_least_float32(parts[0] if len(parts) == 1 else torch.cat(parts, -1))

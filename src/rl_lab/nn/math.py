@@ -1,0 +1,33 @@
+"""Scalar transforms."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def symlog(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """sign(x) ln(1 + |x|): compresses large values, is the identity near 0."""
+    return torch.sign(x) * torch.log1p(torch.abs(x))
+
+
+def symexp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The inverse of `symlog`."""
+    return torch.sign(x) * torch.expm1(torch.abs(x))
+
+
+def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Leave half precision: losses and probabilities are computed in float32 (float64 stays float64)."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def one_hot(index: Tensor, classes: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*lead classes"]:
+    """One-hot vectors of integer `index` [*lead]; unlike `F.one_hot` it never reads a value back to the host."""
+    zeros = torch.zeros(*index.shape, classes, dtype=dtype, device=index.device)
+    return zeros.scatter_(-1, index.long().unsqueeze(-1), 1.0)
+
+
+def compute_dtype(device: torch.device) -> torch.dtype:
+    """What matrix products run in: the autocast dtype where autocast is on, float32 elsewhere."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32

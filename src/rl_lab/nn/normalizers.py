@@ -1,0 +1,81 @@
+"""Running scales of returns and observations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+
+class ReturnNormalizer(nn.Module):
+    """The spread of returns: an exponential average of a low and a high percentile, both from 0, not bias-corrected.
+
+    The divisor is never below `limit`, so that small returns are not blown up; the offset is not used for advantages.
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(
+        self, *, rate: float = 0.01, low_quantile: float = 0.05, high_quantile: float = 0.95, limit: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.rate, self.limit = rate, limit
+        self.low_quantile, self.high_quantile = low_quantile, high_quantile
+        self.register_buffer("low", torch.zeros(()))
+        self.register_buffer("high", torch.zeros(()))
+
+    @torch.no_grad()
+    def update(self, values: Float[Tensor, "*shape"]) -> None:
+        ordered = values.detach().flatten().to(self.low.dtype).sort().values
+        self.low.lerp_(_quantile_of_sorted(ordered, self.low_quantile), self.rate)
+        self.high.lerp_(_quantile_of_sorted(ordered, self.high_quantile), self.rate)
+
+    def scale(self) -> Float[Tensor, ""]:
+        """The divisor."""
+        return (self.high - self.low).clamp(min=self.limit)
+
+    def forward(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, ""]:
+        """Take these returns in, then give the divisor."""
+        self.update(values)
+        return self.scale()
+
+
+def _quantile_of_sorted(ordered: Float[Tensor, " count"], quantile: float) -> Float[Tensor, ""]:
+    """Linear interpolation. The place follows from the static size, so nothing is read from the device."""
+    place = quantile * (ordered.shape[0] - 1)
+    below = int(place)
+    above = min(below + 1, ordered.shape[0] - 1)
+    return torch.lerp(ordered[below], ordered[above], place - below)
+
+
+class RunningMeanStd(nn.Module):
+    """Mean and variance of everything seen, per entry of `shape`."""
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, shape: Sequence[int] = (), *, eps: float = 1e-8) -> None:
+        super().__init__()
+        self.eps = eps
+        self.register_buffer("mean", torch.zeros(tuple(shape)))
+        self.register_buffer("variance", torch.ones(tuple(shape)))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+
+    @torch.no_grad()
+    def update(self, values: Float[Tensor, "*lead_and_shape"]) -> None:
+        """Merge a batch (Chan et al.'s parallel formula)."""
+        rows = values.detach().to(self.mean.dtype).reshape(-1, *self.mean.shape)
+        batch_mean, batch_variance = rows.mean(0), rows.var(0, unbiased=False)
+        total = self.count + rows.shape[0]
+        share = (rows.shape[0] / total).to(self.mean.dtype)
+        delta = batch_mean - self.mean
+        self.variance.lerp_(batch_variance, share).add_(delta.square() * share * (1.0 - share))
+        self.mean.add_(delta * share)
+        self.count.copy_(total)
+
+    def forward(self, values: Float[Tensor, "*lead_and_shape"]) -> Float[Tensor, "*lead_and_shape"]:
+        return (values - self.mean) * torch.rsqrt(self.variance + self.eps)

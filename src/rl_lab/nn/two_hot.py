@@ -1,0 +1,54 @@
+"""Scalars as categorical distributions over symexp-spaced bins."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rl_lab.errors import ConfigError
+from rl_lab.nn.math import at_least_float32, symexp
+
+
+class TwoHot(nn.Module):
+    """`bins` values from -symexp(limit) to +symexp(limit), dense around an exact 0 in the middle.
+
+    Targets are raw values (no symlog), predictions are means in raw space, and everything is float32 or better.
+    """
+
+    bins: Tensor
+
+    def __init__(self, bins: int = 255, limit: float = 20.0) -> None:
+        super().__init__()
+        if bins < 3 or bins % 2 == 0:
+            raise ConfigError(f"bins={bins}: two-hot needs an odd number of at least 3, so that one bin is exactly 0.")
+        if limit <= 0:
+            raise ConfigError(f"limit={limit}: the symlog range of the two-hot bins must be positive.")
+        self.half = (bins - 1) // 2
+        negative = symexp(torch.linspace(-limit, 0.0, self.half + 1, dtype=torch.float64))
+        values = torch.cat([negative, -negative[:-1].flip(0)]).float()
+        self.largest = float(values[-1])
+        self.register_buffer("bins", values, persistent=False)  # rebuilt from the settings, so not saved
+
+    @property
+    def size(self) -> int:
+        """The number of logits."""
+        return self.bins.shape[0]
+
+    def mean(self, logits: Float[Tensor, "*lead bins"]) -> Float[Tensor, "*lead"]:
+        """Expected value. Each bin is paired with its mirror image, so uniform logits give exactly 0."""
+        probs = torch.softmax(at_least_float32(logits), -1)
+        surplus = probs[..., self.half + 1 :] - probs[..., : self.half].flip(-1)
+        return (surplus * self.bins[self.half + 1 :]).sum(-1)
+
+    def loss(self, logits: Float[Tensor, "*lead bins"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+        """Cross-entropy with the two-hot encoding of `target`, which is not materialised and gets no gradient."""
+        logits = at_least_float32(logits)
+        target = target.detach().to(logits.dtype).clamp(-self.largest, self.largest)
+        lower = torch.bucketize(target.contiguous(), self.bins[1:-1].to(logits.dtype), right=True)
+        neighbours = torch.stack([lower, lower + 1], -1)
+        ends = self.bins[neighbours]
+        upper_mass = (target - ends[..., 0]) / (ends[..., 1] - ends[..., 0])
+        chosen = logits.gather(-1, neighbours)
+        # The two masses sum to 1, so the softmax's normaliser stands alone.
+        return torch.logsumexp(logits, -1) - torch.lerp(chosen[..., 0], chosen[..., 1], upper_mass)

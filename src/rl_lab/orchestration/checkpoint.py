@@ -1,0 +1,252 @@
+"""Checkpoints: written whole or not at all, checked when they are read, loaded without executing code."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_lab.data_sources.base import DataSource
+from rl_lab.errors import CheckpointError
+from rl_lab.orchestration.run_directory import read_json
+
+VERSION = 1
+MANIFEST, AGENT_FILE, TRAINING_FILE, SOURCES = "manifest.json", "agent.pt", "training.pt", "sources"
+AGENT_KEYS = ("components", "controllers", "workflow_state")  # what it takes to act
+BEST = "best"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that was read and verified."""
+
+    path: Path
+    workflow: str
+    step: int
+    state: dict[str, Any]
+    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def restore_source(self, name: str, source: DataSource) -> None:
+        if name not in self.sources:
+            raise CheckpointError(f"{self.path} holds no data source '{name}': it was made with another configuration.")
+        source.load_state_dict(self.sources[name], self.path / SOURCES / name)
+
+
+class CheckpointManager:
+    """The checkpoints of one run: `step-<n>/`, the link `latest`, and `best/`, which holds what it takes to act."""
+
+    def __init__(self, folder: Path, *, workflow: str, keep: int = 2) -> None:
+        self.folder, self.workflow, self.keep = Path(folder), workflow, keep
+
+    # Writing ----------------------------------------------------------------------------------------------------------
+
+    def save(self, step: int, state: Mapping[str, Any], sources: Mapping[str, DataSource]) -> Path:
+        """Write `step-<step>`; when this returns, it is safely on disk and `latest`."""
+        target = self.folder / f"step-{step}"
+
+        def fill(folder: Path) -> None:
+            agent = {key: value for key, value in state.items() if key in AGENT_KEYS}
+            _save(agent, folder / AGENT_FILE)
+            saved = {}
+            for name, source in sources.items():
+                (folder / SOURCES / name).mkdir(parents=True)
+                saved[name] = source.state_dict(folder / SOURCES / name)
+            _save({"state": {k: v for k, v in state.items() if k not in AGENT_KEYS}, "sources": saved}, folder / TRAINING_FILE)
+
+        self._write(target, fill, step)
+        self._point_latest(target)
+        self._prune(step)
+        for source in sources.values():
+            source.committed()
+        return target
+
+    def save_best(self, step: int, state: Mapping[str, Any], score: float) -> Path:
+        """Keep what it takes to act as `best/`; the score is that of its own evaluation."""
+        agent = {key: value for key, value in state.items() if key in AGENT_KEYS}
+        target = self.folder / BEST
+        self._write(target, lambda folder: _save(agent, folder / AGENT_FILE), step, score=score)
+        return target
+
+    def _write(self, target: Path, fill: Any, step: int, **extra: Any) -> None:
+        temporary = self.folder / f".tmp-{target.name}-{os.getpid()}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            fill(temporary)
+            manifest = {"version": VERSION, "workflow": self.workflow, "step": step, **extra, "files": _describe(temporary)}
+            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+            _sync_tree(temporary)
+            self._put_in_place(temporary, target)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            shutil.rmtree(temporary, ignore_errors=True)
+            last = self.latest()
+            kept = f"The last one, {last}, is whole." if last else "There is no earlier one."
+            raise CheckpointError(
+                f"The checkpoint of step {step} could not be written to {self.folder}: {error}. {kept} Free some space"
+                " (see also checkpoint.keep and the replay's capacity), then go on with training.resume_path."
+            ) from error
+
+    def _put_in_place(self, temporary: Path, target: Path) -> None:
+        old = self.folder / f".old-{target.name}"
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(target, old)  # `recover` brings it back if the process dies before the next line is done
+        os.rename(temporary, target)
+        _sync(self.folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _point_latest(self, target: Path) -> None:
+        link = self.folder / f".latest-{os.getpid()}"
+        link.unlink(missing_ok=True)
+        link.symlink_to(target.name)
+        os.replace(link, self.folder / "latest")
+        _sync(self.folder)
+
+    def _prune(self, step: int) -> None:
+        """Keep the newest ones; those beyond `step` belong to a future that was given up."""
+        found = self.available()
+        for number in [number for number in found if number > step] + [n for n in found if n <= step][: -self.keep]:
+            shutil.rmtree(found[number], ignore_errors=True)
+
+    # Finding ----------------------------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Tidy up after a process that was killed while it wrote. Call it before the first save."""
+        for old in self.folder.glob(".old-*"):
+            target = self.folder / old.name.removeprefix(".old-")
+            if target.exists():
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                os.rename(old, target)
+        for left_over in [*self.folder.glob(".tmp-*"), *self.folder.glob(".latest-*")]:
+            if left_over.is_symlink() or left_over.is_file():
+                left_over.unlink()
+            else:
+                shutil.rmtree(left_over, ignore_errors=True)
+
+    def available(self) -> dict[int, Path]:
+        """The checkpoints by step, oldest first."""
+        found = {}
+        for path in self.folder.glob("step-*"):
+            number = path.name.removeprefix("step-")
+            if number.isdigit() and path.is_dir():
+                found[int(number)] = path
+        return dict(sorted(found.items()))
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint: where `latest` points, or the highest step where that link is missing."""
+        link = self.folder / "latest"
+        if (link / MANIFEST).is_file():
+            return link.resolve()
+        found = list(self.available().values())
+        return found[-1] if found else None
+
+    def best(self) -> Path | None:
+        path = self.folder / BEST
+        return path if (path / MANIFEST).is_file() else None
+
+    # Reading ----------------------------------------------------------------------------------------------------------
+
+    def load(self, path: Path | None = None, *, agent_only: bool = False) -> Checkpoint:
+        """Read and verify a checkpoint (the latest one). `agent_only` leaves training state and data sources out."""
+        path = path or self.latest()
+        if path is None:
+            raise CheckpointError(f"There is no checkpoint in {self.folder}: the run was stopped before its first one.")
+        manifest = self._verified_manifest(path, agent_only=agent_only)
+        state = self._read(path, AGENT_FILE)
+        sources: dict[str, Any] = {}
+        if not agent_only:
+            training = self._read(path, TRAINING_FILE)
+            state, sources = {**state, **training["state"]}, training["sources"]
+        return Checkpoint(path, manifest["workflow"], int(manifest["step"]), state, sources)
+
+    def _verified_manifest(self, path: Path, *, agent_only: bool) -> dict[str, Any]:
+        manifest = read_json(path / MANIFEST)
+        if manifest is None:
+            problem = "is missing" if not (path / MANIFEST).exists() else "is damaged"
+            raise CheckpointError(f"{path / MANIFEST} {problem}, so this is no whole checkpoint.{self._fallback(path)}")
+        if int(manifest["version"]) > VERSION:
+            raise CheckpointError(
+                f"{path} has checkpoint version {manifest['version']}; this RL Lab reads up to {VERSION}. Update RL Lab."
+            )
+        if manifest["workflow"] != self.workflow:
+            raise CheckpointError(
+                f"{path} was made by the workflow '{manifest['workflow']}', but this run is '{self.workflow}'. Resume it"
+                " with its own experiment."
+            )
+        files = manifest["files"].items()
+        if not agent_only and TRAINING_FILE not in manifest["files"]:
+            raise CheckpointError(f"{path} holds only what it takes to act. Training resumes from {self.folder}/latest.")
+        for name, entry in [(AGENT_FILE, manifest["files"][AGENT_FILE])] if agent_only else files:
+            problem = _file_problem(path / name, entry)
+            if problem:
+                raise CheckpointError(f"{path / name} {problem}.{self._fallback(path)}")
+        return manifest
+
+    def _read(self, path: Path, name: str) -> dict[str, Any]:
+        try:
+            value: dict[str, Any] = torch.load(path / name, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises many kinds for a damaged file
+            raise CheckpointError(f"{path / name} cannot be read: {error}.{self._fallback(path)}") from error
+        return value
+
+    def _fallback(self, path: Path) -> str:
+        older = [str(other) for other in self.available().values() if other.resolve() != path.resolve()]
+        if older:
+            return f" An older checkpoint exists: resume with training.resume_path={older[-1]}"
+        return " There is no other checkpoint in this run."
+
+
+def _save(value: Mapping[str, Any], path: Path) -> None:
+    with open(path, "wb") as file:
+        torch.save(dict(value), file)
+
+
+def _describe(folder: Path) -> dict[str, dict[str, Any]]:
+    """Size and checksum of every file."""
+    return {
+        str(path.relative_to(folder)): {"bytes": path.stat().st_size, "crc32": _checksum(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def _checksum(path: Path) -> str:
+    value = 0
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(1 << 22):
+            value = zlib.crc32(block, value)
+    return f"{value:08x}"
+
+
+def _file_problem(path: Path, entry: Mapping[str, Any]) -> str | None:
+    if not path.is_file():
+        return "is missing"
+    size = path.stat().st_size
+    if size != entry["bytes"]:
+        return f"is truncated: {size} bytes instead of {entry['bytes']}" if size < entry["bytes"] else "has grown"
+    if _checksum(path) != entry["crc32"]:
+        return "is damaged: its checksum does not match"
+    return None
+
+
+def _sync_tree(folder: Path) -> None:
+    paths: Iterable[Path] = [*folder.rglob("*"), folder]
+    for path in paths:
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,123 @@
+"""The records that pass between collection, data sources and workflows.
+
+Time-step layout, everywhere: record t holds the observation, the reward received on arriving at it, `is_first`, `is_last`,
+`is_terminal`, and the action chosen after seeing it. Truncation is `is_last` without `is_terminal`. The record that ends an
+episode carries a zero action. Field names are flat: `observation.<key>`, `action`, `reward`, the three flags, and whatever
+a workflow adds (`latent.deter`, say).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Observation = dict[str, np.ndarray]
+Fields = dict[str, np.ndarray]
+OBSERVATION_PREFIX = "observation."
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """Shape and dtype of one stored field, without environment and time axes."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(slots=True)
+class EpisodeEnd:
+    """The last records of the environments whose episode ended in this step."""
+
+    indices: np.ndarray  # [ended] which environments
+    observation: Observation  # [ended, ...] the true last observation
+    reward: np.ndarray  # [ended] float32
+    is_terminal: np.ndarray  # [ended] bool; False: truncated
+    info: list[dict[str, Any]]  # one per ended episode, e.g. {"worker_restarted": True}
+
+
+@dataclass(slots=True)
+class VectorStep:
+    """What a vector environment returns: for every environment, the record that the agent acts on next.
+
+    Where an episode ended, the environment has been reset already: `observation` is the first one of the next episode,
+    its reward is 0, `is_first` is True, and `ended` carries the last record of the episode that is over. The arrays are
+    fresh in every step and belong to the receiver.
+    """
+
+    observation: Observation  # [env, ...]
+    reward: np.ndarray  # [env] float32
+    is_first: np.ndarray  # [env] bool
+    ended: EpisodeEnd | None = None
+
+
+@dataclass(slots=True)
+class RecordBlock:
+    """One record for each of some environments. `indices` is None where it is all of them, in order."""
+
+    fields: Fields  # each [len(indices) or num_envs, ...]
+    indices: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSummary:
+    """One finished episode."""
+
+    env_index: int
+    episode_return: float
+    length: int  # agent decisions
+    is_terminal: bool
+
+
+@dataclass(slots=True)
+class CollectResult:
+    """What `collect_step` hands to the orchestrator: the blocks go to the phase's data source, in order."""
+
+    blocks: list[RecordBlock]
+    env_steps: int
+    episodes: list[EpisodeSummary] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """A batch of sequences: `context` records of history, then `sequence_length` records to train on."""
+
+    batch_size: int
+    sequence_length: int
+    context: int = 0
+    fields: tuple[str, ...] | None = None  # None: every stored field
+    device: str = "cpu"
+
+    @property
+    def window(self) -> int:
+        return self.context + self.sequence_length
+
+
+@dataclass(frozen=True)
+class SequenceBatch:
+    """Sequences of records, batch first. `action[:, t]` was chosen after seeing `observation[:, t]`."""
+
+    observation: dict[str, Tensor]  # each [batch, time, ...]
+    action: Tensor  # [batch, time, *action]
+    reward: Tensor  # [batch, time] float32
+    is_first: Tensor  # [batch, time] bool
+    is_last: Tensor
+    is_terminal: Tensor
+    extras: dict[str, Tensor] = field(default_factory=dict)  # stored latents and the like: [batch, time, ...]
+    indices: Tensor | None = None  # [batch, time] int64 record ids, for DataSource.update
+
+
+@dataclass(frozen=True)
+class ImaginedRollout:
+    """What a model predicted open loop, beside what happened. All arrays [batch, time, ...]; NumPy."""
+
+    context: int  # this many leading steps were observed; the rest is prediction
+    real: dict[str, np.ndarray]  # observation keys
+    imagined: dict[str, np.ndarray]
+    real_reward: np.ndarray
+    imagined_reward: np.ndarray
+    imagined_continue: np.ndarray | None = None

@@ -1,0 +1,200 @@
+"""The base class of every algorithm: acting, collecting, episode tracking. An algorithm adds its losses and updates."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_lab.components.controllers.manager import RANDOM_ROLE
+from rl_lab.metrics.values import Metrics
+from rl_lab.records import (
+    OBSERVATION_PREFIX,
+    BatchSpec,
+    CollectResult,
+    EpisodeEnd,
+    EpisodeSummary,
+    Fields,
+    FieldSpec,
+    ImaginedRollout,
+    Observation,
+    RecordBlock,
+    SequenceBatch,
+    VectorStep,
+)
+from rl_lab.workflows.diagnosis import find_nonfinite
+from rl_lab.workflows.context import MetricsSink, PhaseView, WorkflowContext
+
+Mode = Literal["train", "eval"]
+AgentState = dict[str, Tensor]  # the agent's memory, environments first; zeros mean "no memory"
+
+
+class Workflow(ABC):
+    """One algorithm. Subclasses override what they need; `initialize` and one update are required."""
+
+    name: ClassVar[str]
+    update_hooks: ClassVar[tuple[str, ...]] = ("update_world_model", "update_controller")  # hooks that take a batch
+    other_hooks: ClassVar[tuple[str, ...]] = ()  # further hooks of its own, called as hook(phase=…)
+
+    def initialize(self, context: WorkflowContext) -> None:
+        self.context = context
+        self._bind_context(context)
+        if context.train_envs is not None and context.initial is not None:
+            self._start_collection(context.train_envs.num_envs, context.initial)
+
+    def _bind_context(self, context: WorkflowContext) -> None:
+        """Take what the algorithm needs out of the context, under its own names."""
+
+    # Acting -----------------------------------------------------------------------------------------------------------
+
+    def initial_state(self, num_envs: int) -> AgentState:
+        """The memory before the first observation: zeros."""
+        return {}
+
+    def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
+        """Choose actions for a batch of environments. `train` explores; `eval` is greedy where the algorithm has a mode."""
+        raise NotImplementedError(f"{type(self).__name__} does not act")
+
+    def reset_state(self, state: AgentState, is_first: np.ndarray) -> AgentState:
+        """Clear the memory of the environments that start an episode."""
+        if not is_first.any():
+            return state
+        keep = torch.from_numpy(~is_first)
+        return {
+            name: value * keep.to(value.device, value.dtype).view(-1, *[1] * (value.ndim - 1))
+            for name, value in state.items()
+        }
+
+    def record_specs(self) -> dict[str, FieldSpec]:
+        """Fields that the workflow stores with each record beyond the standard ones."""
+        return {}
+
+    def record_fields(self, state: AgentState) -> Fields:
+        """The values of those fields after `act` returned `state`."""
+        return {}
+
+    # Collecting -------------------------------------------------------------------------------------------------------
+
+    def _start_collection(self, num_envs: int, initial: VectorStep) -> None:
+        self._episode_return = np.zeros(num_envs, np.float64)
+        self._episode_length = np.zeros(num_envs, np.int64)
+        self._action_rng = np.random.default_rng(np.random.SeedSequence([self.context.seed, 1]))
+        self._no_flags = np.zeros(num_envs, bool)
+        self._no_flags.flags.writeable = False  # one array stands in every record
+        self._field_names = {key: OBSERVATION_PREFIX + key for key in initial.observation}
+        self.restart(initial)
+
+    def restart(self, initial: VectorStep) -> None:
+        """Stand at this step of the training environments, without memory."""
+        self._current = initial
+        self._state = self.initial_state(len(initial.is_first))
+        self._any_first = bool(initial.is_first.any())
+
+    def collect_step(self, step: int, *, phase: PhaseView) -> CollectResult | None:
+        """One decision in every environment; returns the records that it completed."""
+        current, envs = self._current, self.context.train_envs
+        assert envs is not None
+        num_envs = envs.num_envs
+        names = self._field_names
+        fields = {names[key]: value for key, value in current.observation.items()}
+        if phase.controller_role == RANDOM_ROLE:
+            action = self.random_action(num_envs)
+            self._state = self.initial_state(num_envs)
+        else:
+            state = self.reset_state(self._state, current.is_first) if self._any_first else self._state
+            action, self._state = self.act(current.observation, state, mode="train")
+            fields.update(self.record_fields(self._state))
+        fields["action"], fields["reward"], fields["is_first"] = action, current.reward, current.is_first
+        fields["is_last"] = fields["is_terminal"] = self._no_flags
+        result = CollectResult([RecordBlock(fields)], num_envs)
+        following = envs.step(action)
+        self._episode_length += 1
+        self._episode_return += following.reward
+        if following.ended is None:
+            self._any_first = False
+        else:
+            self._any_first = True
+            self._close_episodes(following.ended, result)
+        self._current = following
+        return result
+
+    def _close_episodes(self, ended: EpisodeEnd, result: CollectResult) -> None:
+        """Append the last records of the episodes that ended, and their summaries."""
+        count = len(ended.indices)
+        fields = {self._field_names[key]: value for key, value in ended.observation.items()}
+        fields["reward"], fields["is_terminal"] = ended.reward, ended.is_terminal
+        fields["is_first"], fields["is_last"] = np.zeros(count, bool), np.ones(count, bool)
+        result.blocks.append(RecordBlock(fields, ended.indices))
+        for position, index in enumerate(ended.indices.tolist()):
+            total = float(self._episode_return[index] + ended.reward[position])
+            length, terminal = int(self._episode_length[index]), bool(ended.is_terminal[position])
+            result.episodes.append(EpisodeSummary(index, total, length, terminal))
+        self._episode_return[ended.indices] = 0.0
+        self._episode_length[ended.indices] = 0
+
+    def random_action(self, num_envs: int) -> np.ndarray:
+        """Uniform actions, from the run's own random stream."""
+        spec = self.context.action_spec
+        if spec.kind == "continuous":
+            return self._action_rng.uniform(-1.0, 1.0, (num_envs, *spec.shape)).astype(np.float32)
+        classes = spec.classes
+        high = classes[0] if len(set(classes)) == 1 else classes  # one bound for all is several times faster
+        return self._action_rng.integers(0, high, (num_envs, len(classes)), dtype=np.int32)
+
+    # Learning ---------------------------------------------------------------------------------------------------------
+
+    def batch_spec(self) -> BatchSpec | None:
+        """The batches that the updates take."""
+        return None
+
+    def update_world_model(self, batch: SequenceBatch, *, phase: PhaseView) -> Metrics:
+        raise NotImplementedError(f"{type(self).__name__} has no update_world_model")
+
+    def update_controller(self, batch: SequenceBatch, *, phase: PhaseView) -> Metrics:
+        raise NotImplementedError(f"{type(self).__name__} has no update_controller")
+
+    def imagine(self, batch: SequenceBatch, *, context: int) -> ImaginedRollout:
+        """Observe the first `context` records of each sequence, then predict the others from their actions alone."""
+        raise NotImplementedError(f"{type(self).__name__} has no model to imagine with")
+
+    def plan_phase(self, step: int) -> str | None:
+        """The name of a phase to jump to now, or None."""
+        return None
+
+    def log_metrics(self, step: int, writer: MetricsSink) -> None:
+        """Write values of the workflow's own when metrics are logged."""
+
+    def losses(self, batch: SequenceBatch) -> Mapping[str, Tensor]:
+        """The loss terms of a batch by name, without stepping an optimiser; it lets `diagnose` trace a bad value."""
+        raise NotImplementedError(f"{type(self).__name__} does not expose its losses")
+
+    def diagnose(self, batch: SequenceBatch) -> str:
+        """Say which loss and which tensor was the first to be NaN or infinite."""
+        return find_nonfinite(self, batch)
+
+    # Saving -----------------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any]:
+        """What the components, controllers, optimisers and data sources do not hold. Plain values and tensors only."""
+        if not hasattr(self, "_state"):
+            return {}
+        return {
+            "agent": dict(self._state),
+            "episode_return": torch.from_numpy(self._episode_return.copy()),
+            "episode_length": torch.from_numpy(self._episode_length.copy()),
+            "action_rng": self._action_rng.bit_generator.state,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore `get_state`, after `restart` with the step that the environments stand at."""
+        if not state or not hasattr(self, "_state"):
+            return
+        self._state = {name: value.to(self.context.device) for name, value in state["agent"].items()}
+        self._any_first = bool(self._current.is_first.any())
+        self._episode_return = state["episode_return"].numpy().copy()
+        self._episode_length = state["episode_length"].numpy().copy()
+        self._action_rng.bit_generator.state = state["action_rng"]

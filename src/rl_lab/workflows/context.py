@@ -1,0 +1,72 @@
+"""Everything that a workflow is given. It builds nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.data_sources.base import DataSource
+from rl_lab.environments.base import VectorEnv
+from rl_lab.errors import ConfigError, nearest
+from rl_lab.records import VectorStep
+from rl_lab.specs import ActionSpec, ObservationSpec
+
+if TYPE_CHECKING:
+    from rl_lab.simulation.service import SimulatorService
+
+
+class MetricsSink(Protocol):
+    """Where a workflow may write values outside the returned metrics (`log_metrics`)."""
+
+    def scalar(self, name: str, value: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class PhaseView:
+    """What a workflow may know of the running phase."""
+
+    name: str
+    type: str
+    data_source: str | None = None
+    controller_role: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkflowContext:
+    """The wired parts of one run."""
+
+    config: Mapping[str, Any]  # the resolved configuration, plain containers
+    device: torch.device
+    seed: int
+    observation_spec: Mapping[str, ObservationSpec]
+    action_spec: ActionSpec
+    components: Mapping[str, nn.Module]
+    controllers: ControllerManager
+    optimizers: Mapping[str, torch.optim.Optimizer] = field(default_factory=dict)
+    data_sources: Mapping[str, DataSource] = field(default_factory=dict)
+    train_envs: VectorEnv | None = None  # None where a run is only loaded to act
+    eval_envs: VectorEnv | None = None
+    initial: VectorStep | None = None  # the first step of the training environments
+    simulator: SimulatorService | None = None
+    checkpoints: Any = None  # orchestration.CheckpointManager
+    metrics: MetricsSink | None = None
+    global_step: int = 0
+    compile: bool = False  # training.compile resolved against the device
+    autocast_dtype: torch.dtype | None = None  # bf16 compute on CUDA, None: float32
+
+    def component(self, name: str) -> nn.Module:
+        if name not in self.components:
+            raise ConfigError(f"components.{name} is missing: the workflow needs it.{nearest(name, self.components)}")
+        return self.components[name]
+
+    def autocast(self) -> torch.autocast:
+        """Mixed precision as configured; parameters stay float32."""
+        return torch.autocast(
+            self.device.type, self.autocast_dtype or torch.bfloat16, enabled=self.autocast_dtype is not None
+        )
