@@ -41,7 +41,9 @@ class BatchGatherer:
             storage.gather(name, rows, arrays[name])
         return GatheredBatch({name: torch.from_numpy(array) for name, array in arrays.items()})
 
-    def _gather_pinned(self, storage: HostStorage, rows: np.ndarray, names: Sequence[str], device: str) -> GatheredBatch:
+    def _gather_pinned(
+        self, storage: HostStorage, rows: np.ndarray, names: Sequence[str], device: str
+    ) -> GatheredBatch:
         """Through pinned memory, copied by a stream of its own while the learner computes."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)

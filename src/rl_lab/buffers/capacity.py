@@ -40,8 +40,8 @@ def require(needed: int, available: int, *, what: str, capacity: int, bytes_per_
         return
     fitting = int(available * 0.9) // max(bytes_per_record, 1)
     raise DataError(
-        f"The replay needs {gigabytes(needed)} of {what} when full ({capacity:,} records of {bytes_per_record:,} bytes), "
-        f"and {gigabytes(available)} are free. Lower data_sources.replay.capacity to {fitting} or less{other}."
+        f"The replay needs {gigabytes(needed)} of {what} when full ({capacity:,} records of {bytes_per_record:,} "
+        f"bytes), and {gigabytes(available)} are free. Lower data_sources.replay.capacity to {fitting} or less{other}."
     )
 
 

@@ -31,7 +31,7 @@ class DiskStorage(HostStorage):
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._length, self._keep = folder, rows // num_envs, max(1, keep_checkpoints)
-        self._lock = _lock(folder)
+        self._lock: int | None = _lock(folder)
         self._require_room(fields, rows)
         super().__init__(fields, rows)
         self._numbers = {name: number for number, name in enumerate(self.fields)}
@@ -121,7 +121,8 @@ class DiskStorage(HostStorage):
 
     def go_back(self, state: Mapping[str, int | list[int]], held: np.ndarray) -> None:
         number, committed = state["number"], state["committed"]
-        assert isinstance(number, int) and isinstance(committed, list)
+        assert isinstance(number, int)
+        assert isinstance(committed, list)
         names = list(self.fields)
 
         def restore(field: int, rows: np.ndarray, old: np.ndarray) -> None:
@@ -146,7 +147,7 @@ def _lock(folder: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)
-        raise DataError(f"{folder}: another process is using this disk replay. Wait for that run or stop it.") from error
+        raise DataError(f"{folder}: another process uses this disk replay. Wait for that run or stop it.") from error
     return lock
 
 

@@ -6,7 +6,7 @@ checkpoint k is reached by undoing all journals from the newest down to k, each 
 
 A process may die anywhere. The old bytes are with the operating system before the row is touched, so a row that was
 changed has its entry. An entry that was cut off has a wrong length or checksum; its row was not touched yet. Undoing
-twice does the same as undoing once, and journals are removed only afterwards, newest first, so it may be interrupted too.
+twice does the same as undoing once, and journals are removed only afterwards, newest first, so that may be cut off too.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class UndoJournals:
         except OSError as error:
             os.ftruncate(self._file, self._end)  # later entries must not stand behind a broken one
             raise DataError(
-                f"{self._folder}: the disk replay could not write its journal ({error.strerror}). Nothing is lost: free some "
-                "space and resume the run."
+                f"{self._folder}: the disk replay could not write its journal ({error.strerror}). The last checkpoint "
+                "is not affected: free some space and resume the run."
             ) from error
         self._end += len(entry)
 
@@ -68,8 +68,9 @@ class UndoJournals:
         numbers = self.numbers()
         if number not in numbers:
             raise CheckpointError(
-                f"{self._folder}: the disk replay has no journal {number}, so it cannot go back to this checkpoint. Resume "
-                "from a later one in the run's own directory; data_sources.replay.keep_checkpoints says how many are kept."
+                f"{self._folder}: the disk replay has no journal {number}, so it cannot go back to this checkpoint. "
+                "Resume from the run's latest one, in its own directory (data_sources.replay.keep_checkpoints says how "
+                "many of the last ones can be gone back to)."
             )
         later = [other for other in reversed(numbers) if other >= number]
         for other in later:

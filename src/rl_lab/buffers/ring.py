@@ -41,7 +41,9 @@ class SequenceRing:
         for name, value in block.fields.items():
             expected = shapes.get(name)
             if expected is None:
-                raise DataError(f"A record carries the field '{name}', which the run did not declare.{nearest(name, shapes)}")
+                raise DataError(
+                    f"A record has the field '{name}', which the run did not declare.{nearest(name, shapes)}"
+                )
             seen = value.shape
             if seen != expected and (indices is None or seen != (len(indices), *expected[1:])):
                 self._refuse_shape(name, seen, indices)
@@ -57,7 +59,7 @@ class SequenceRing:
             return
         blocks, self._staged = self._staged, []
         rows = self.index.append([block.indices for block in blocks])
-        self.worker.run(lambda: self._write_blocks(blocks, rows))
+        self.worker.submit(lambda: self._write_blocks(blocks, rows))
 
     def _write_blocks(self, blocks: list[RecordBlock], rows: np.ndarray) -> None:
         for name, shape in self._full_shapes.items():
@@ -75,7 +77,7 @@ class SequenceRing:
         return np.broadcast_to(np.zeros((), self._dtypes[name]), (count, *shape[1:]))
 
     def _close_interrupted(self, first: np.ndarray) -> None:
-        """An episode that was abandoned ends with the record before the next `is_first`, as one that ended by itself."""
+        """An episode that was abandoned ends with the record before the next `is_first`, like any other."""
         before = self.index.previous_rows(first)
         self.storage.write("is_last", before, np.ones(len(before), bool))
 
@@ -95,14 +97,15 @@ class SequenceRing:
                     f"for indices of shape {tuple(ids.shape)}."
                 )
             flat_value = value.reshape(len(flat), *spec.shape)
-            self._schedule(name, rows, flat_value, chosen)
+            if len(rows):
+                self._schedule(name, rows, flat_value, chosen)
 
     def _schedule(self, name: str, rows: np.ndarray, value: Tensor | np.ndarray, chosen: np.ndarray | None) -> None:
         ready: torch.cuda.Event | None = None
         if isinstance(value, Tensor):
             value = value.detach().to(torch_dtype(self.storage.fields[name].dtype))
             if value.is_cuda and isinstance(self.storage, HostStorage):
-                value = value.to("cpu", non_blocking=True)  # into pinned memory; the worker waits for it, not the caller
+                value = value.to("cpu", non_blocking=True)  # into pinned memory; only the worker waits for it
                 ready = torch.cuda.Event()
                 ready.record()
         if ready is None and self.worker.threaded:  # the caller may use its memory again before the worker comes to it
@@ -114,7 +117,7 @@ class SequenceRing:
                 ready.synchronize()
             self.storage.write(name, rows, source if chosen is None else source[chosen])
 
-        self.worker.run(write)
+        self.worker.submit(write)
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
@@ -130,8 +133,9 @@ class SequenceRing:
     def _refuse_shape(self, name: str, seen: tuple[int, ...], indices: np.ndarray | None) -> None:
         count = self.num_envs if indices is None else len(indices)
         raise DataError(
-            f"Field '{name}' of a record block has shape {tuple(seen)}, expected {(count, *self._full_shapes[name][1:])} "
-            f"({count} environments, then the declared shape). Check what the environment or the workflow returns for it."
+            f"Field '{name}' of a record block has shape {tuple(seen)}, expected "
+            f"{(count, *self._full_shapes[name][1:])}: {count} environments, then the declared shape. Check what the "
+            "environment or the workflow returns for it."
         )
 
     def _check_dtype(self, name: str, seen: np.dtype) -> None:

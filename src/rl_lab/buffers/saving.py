@@ -35,12 +35,12 @@ def load_rows(storage: Storage, held: np.ndarray, folder: Path) -> None:
             saved = np.load(path, mmap_mode="r" if expected[0] else None)
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{path}: the checkpoint's replay data is missing or cut off ({error}). Resume from an earlier checkpoint."
+                f"{path}: the checkpoint's replay data is missing or cut off ({error}). Resume from an earlier one."
             ) from error
         if saved.shape != expected or saved.dtype != np.dtype(spec.dtype):
             raise CheckpointError(
-                f"{path}: holds {saved.dtype} {saved.shape}, expected {spec.dtype} {expected}. The checkpoint belongs to a "
-                "run with other observations or another model size."
+                f"{path}: holds {saved.dtype} {saved.shape}, expected {spec.dtype} {expected}. The checkpoint belongs "
+                "to a run with other observations or another model size."
             )
         offset = 0
         for start, stop in _chunks(storage, held, name):

@@ -39,12 +39,12 @@ class Storage(ABC):
     def write_range(self, name: str, start: int, values: np.ndarray) -> None:
         """One field of consecutive rows, from a saved copy."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Release what the process holds outside its memory."""
 
 
 class HostStorage(Storage):
-    """NumPy arrays. Memory is taken page by page as rows are first written, so a large capacity costs nothing at first."""
+    """NumPy arrays. Memory is taken page by page as rows are first written: a large capacity costs nothing at first."""
 
     def __init__(self, fields: Mapping[str, FieldSpec], rows: int) -> None:
         super().__init__(fields, rows)
@@ -61,7 +61,7 @@ class HostStorage(Storage):
 
     def gather(self, name: str, rows: np.ndarray, out: np.ndarray) -> None:
         """Copy one field of `rows` into `out`, at the speed of memory."""
-        # Without a mode other than "raise", NumPy copies through a buffer of its own. Rows come from the index: all valid.
+        # In the mode "raise" NumPy would copy through a buffer of its own. The rows come from the index: all are valid.
         np.take(self.arrays[name], rows, axis=0, out=out, mode="clip")
 
     def read_range(self, name: str, start: int, stop: int) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Which records are held, which windows they form, and which of those are drawn: index arithmetic only, no data.
 
-Every environment writes one continuous stream. Record number `seq` of environment `env` has the id `seq * num_envs + env`
-for ever, and lies in row `env * length + seq % length` until the ring comes round. So an id tells by itself whether its
-record is still there.
+Every environment writes one continuous stream. Record number `seq` of environment `env` has the id
+`seq * num_envs + env` for ever, and lies in row `env * length + seq % length` until the ring comes round. So an id
+tells by itself whether its record is still there.
 """
 
 from __future__ import annotations

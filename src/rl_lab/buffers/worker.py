@@ -14,12 +14,14 @@ MOST_WAITING = 8  # jobs; each may hold staged records
 class OrderedWorker:
     """One queue, strictly in order, so that results are the same with the thread as without it.
 
-    There is no thread until `start_thread`. What a job raised is raised again at the next call.
+    There is no thread until `start_thread`. Once a job has failed no other is done, and every call raises its error:
+    the data behind a failed write must not be used, let alone saved.
     """
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None
         self._waiting: deque[Future] = deque()
+        self._error: BaseException | None = None
 
     @property
     def threaded(self) -> bool:
@@ -29,34 +31,38 @@ class OrderedWorker:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay")
 
-    def run(self, job: Callable[[], None]) -> None:
-        """Do the job now, or after those that wait."""
-        if self._executor is None:
-            job()
-            return
-        self._check(MOST_WAITING)
-        self._waiting.append(self._executor.submit(job))
-
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Like `run`, for a job with a result; its error comes with the result."""
-        if self._executor is not None:
-            return self._executor.submit(job)
-        future: Future[T] = Future()
-        future.set_result(job())
-        return future
+        """Do the job now, or after those that wait."""
+        self._raise_error()
+        if self._executor is None:
+            future: Future[T] = Future()
+            future.set_result(self._do(job))
+            return future
+        while self._waiting and (self._waiting[0].done() or len(self._waiting) >= MOST_WAITING):
+            self._waiting.popleft().result()
+        self._waiting.append(self._executor.submit(self._do, job))
+        return self._waiting[-1]
 
     def drain(self) -> None:
         """Wait until all jobs are done."""
-        if self._executor is not None:
-            self._check(0)
-            self._executor.submit(int).result()
-
-    def _check(self, most_waiting: int) -> None:
-        while self._waiting and (self._waiting[0].done() or len(self._waiting) > most_waiting):
+        while self._waiting:
             self._waiting.popleft().result()
+        self._raise_error()
+
+    def _do(self, job: Callable[[], T]) -> T:
+        self._raise_error()
+        try:
+            return job()
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         if self._executor is not None:
-            self._executor.shutdown(wait=True)
+            self._executor.shutdown(wait=True, cancel_futures=True)
             self._executor = None
             self._waiting.clear()

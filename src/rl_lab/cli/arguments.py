@@ -17,14 +17,25 @@ def parser(command: str, description: str, example: str) -> argparse.ArgumentPar
 
 
 def add_run(target: argparse.ArgumentParser, *, several: bool = False) -> None:
-    target.add_argument("run", metavar="RUN", nargs="+" if several else None, help="a run directory, its name, or 'latest'")
-    target.add_argument("--run-root", default="experiments", metavar="DIR", help="where runs are kept (default: experiments)")
+    target.add_argument(
+        "run", metavar="RUN", nargs="+" if several else None, help="a run directory, its name, or 'latest'"
+    )
+    target.add_argument(
+        "--run-root", default="experiments", metavar="DIR", help="where runs are kept (default: experiments)"
+    )
 
 
 def add_overrides(target: argparse.ArgumentParser) -> None:
-    target.add_argument("overrides", metavar="key=value", nargs="*", help="settings; +experiment=NAME picks the experiment")
     target.add_argument(
-        "--config-dir", type=Path, action="append", default=[], metavar="DIR", help="a folder with further config groups"
+        "overrides", metavar="key=value", nargs="*", help="settings; +experiment=NAME picks the experiment"
+    )
+    target.add_argument(
+        "--config-dir",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder with further config groups",
     )
 
 

@@ -18,9 +18,9 @@ _OPTIONAL = {"wandb": "wandb", "mlflow": "mlflow"}
 
 
 def run(argv: list[str]) -> int:
-    arguments.parser("doctor", "Say what is installed, what each environment family lacks and how to get it.", _EXAMPLE).parse_args(
-        argv
-    )
+    arguments.parser(
+        "doctor", "Say what is installed, what each environment family lacks and how to get it.", _EXAMPLE
+    ).parse_args(argv)
     for title, lines in (
         (f"RL Lab {__version__}", _versions()),
         ("Device", _device()),
@@ -43,7 +43,7 @@ def _versions() -> list[str]:
     lines = [f"Python {platform.python_version()} on {platform.platform()}"]
     lines += [f"{package} {_version(package) or 'MISSING: run make setup'}" for package in _PACKAGES]
     for package, extra in _OPTIONAL.items():
-        lines.append(f"{package} {_version(package) or f'not installed (optional): ' + _install(extra)}")
+        lines.append(f"{package} {_version(package) or 'not installed (optional): ' + _install(extra)}")
     return lines
 
 
@@ -77,7 +77,9 @@ def _families() -> list[str]:
 
 def _rendering() -> list[str]:
     egl = ctypes.util.find_library("EGL")
-    lines = [f"EGL: {egl}" if egl else "EGL: missing, MuJoCo cannot draw pixels: apt-get install libegl1 libgl1-mesa-dri"]
+    lines = [
+        f"EGL: {egl}" if egl else "EGL: missing, MuJoCo cannot draw pixels: apt-get install libegl1 libgl1-mesa-dri"
+    ]
     try:
         import imageio_ffmpeg
 

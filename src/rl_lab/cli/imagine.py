@@ -12,8 +12,8 @@ _EXAMPLE = "  rl-lab imagine latest"
 def run(argv: list[str]) -> int:
     parser = arguments.parser(
         "imagine",
-        "Play a held-out episode, let the model predict it from its first steps and the actions alone, and write both side "
-        "by side as a picture and a video. The run's report is refreshed.",
+        "Play a held-out episode, let the model predict it from its first steps and the actions alone, and write both "
+        "side by side as a picture and a video. The run's report is refreshed.",
         _EXAMPLE,
     )
     arguments.add_run(parser)

@@ -31,9 +31,13 @@ def run(argv: list[str]) -> int:
 def _of_kind(kind: str, found: list[registry.ConfigEntry]) -> list[registry.ConfigEntry]:
     """Entries of a group, which may be named in the plural; `components` means all groups below it."""
     wanted = {kind, kind.removesuffix("s")}
-    chosen = [entry for entry in found if any(entry.group == name or entry.group.startswith(name + "/") for name in wanted)]
+    chosen = [
+        entry for entry in found if any(entry.group == name or entry.group.startswith(name + "/") for name in wanted)
+    ]
     if not chosen:
-        kinds = {f"{entry.group.partition('/')[0].removesuffix('s')}s" for entry in found} | {entry.group for entry in found}
+        kinds = {f"{entry.group.partition('/')[0].removesuffix('s')}s" for entry in found} | {
+            entry.group for entry in found
+        }
         raise ConfigError(f"There is nothing of the kind '{kind}'.{nearest(kind, kinds)}")
     return chosen
 

@@ -22,8 +22,12 @@ def run(argv: list[str]) -> int:
     parser.add_argument("experiment", metavar="EXPERIMENT")
     arguments.add_overrides(parser)
     parser.add_argument("--seeds", type=parse_seeds, default=list(range(5)), metavar="0-4", help="such as 0-4 or 0,3,7")
-    parser.add_argument("--jobs", type=arguments.positive, help="seeds trained at once (default: one per core, 1 on a GPU)")
-    parser.add_argument("--episodes", type=arguments.positive, default=100, help="final episodes of a seed (default: 100)")
+    parser.add_argument(
+        "--jobs", type=arguments.positive, help="seeds trained at once (default: one per core, 1 on a GPU)"
+    )
+    parser.add_argument(
+        "--episodes", type=arguments.positive, default=100, help="final episodes of a seed (default: 100)"
+    )
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="default: results")
     options = parser.parse_intermixed_args(argv)
 

@@ -21,7 +21,9 @@ def run(argv: list[str]) -> int:
     )
     arguments.add_overrides(parser)
     parser.add_argument("-c", "--cfg", choices=["job"], help="print the resolved configuration and stop")
-    parser.add_argument("-m", "--multirun", action="store_true", help="train one run for each combination of listed values")
+    parser.add_argument(
+        "-m", "--multirun", action="store_true", help="train one run for each combination of listed values"
+    )
     options = parser.parse_intermixed_args(argv)
 
     if options.cfg:

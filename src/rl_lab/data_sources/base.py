@@ -28,6 +28,8 @@ class SourceContext:
 class DataSource(ABC):
     """Where batches come from. The phase names one; collected records are added to it and updates sample from it."""
 
+    on_device: bool = False  # whether the records live on the learner's device, so that `update` waits for nothing
+
     @abstractmethod
     def prepare(self, context: SourceContext) -> None: ...
 
@@ -43,7 +45,7 @@ class DataSource(ABC):
     def sample(self, spec: BatchSpec) -> SequenceBatch: ...
 
     def update(self, indices: Tensor | np.ndarray, fields: Mapping[str, Tensor | np.ndarray]) -> None:
-        """Write fields of stored records anew (latents, priorities, re-analysed targets); ids that are gone are skipped."""
+        """Write fields of stored records anew (latents, priorities, re-analysed targets); gone ids are skipped."""
         raise NotImplementedError(f"{type(self).__name__} does not store fields that can be updated")
 
     @abstractmethod
@@ -61,8 +63,8 @@ class DataSource(ABC):
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None: ...
 
-    def committed(self) -> None:
+    def committed(self) -> None:  # noqa: B027
         """Told after the checkpoint that holds the last `state_dict` is safely on disk."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Release files and threads."""

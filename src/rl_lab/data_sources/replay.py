@@ -19,7 +19,6 @@ from rl_lab.buffers.disk import DiskStorage
 from rl_lab.buffers.ring import SequenceRing
 from rl_lab.buffers.saving import load_rows, save_rows
 from rl_lab.buffers.storage import DeviceStorage, HostStorage, Storage, row_bytes
-from rl_lab.buffers.streams import Windows
 from rl_lab.buffers.worker import OrderedWorker
 from rl_lab.data_sources.base import DataSource, SourceContext
 from rl_lab.errors import CheckpointError, ConfigError, DataError, nearest
@@ -27,16 +26,16 @@ from rl_lab.records import OBSERVATION_PREFIX, BatchSpec, RecordBlock, SequenceB
 
 STANDARD_FIELDS = ("action", "reward", "is_first", "is_last", "is_terminal")
 SEED_DOMAIN = 2  # keeps this random stream apart from the run's other ones
-Pending = tuple[Windows, "Future[GatheredBatch]"]
+Pending = tuple[np.ndarray, "Future[GatheredBatch]"]  # record ids [batch, time], and what is gathered
 
 
 class SequenceReplay(DataSource):
     """Uniform replay of windows, which cross episode boundaries but never leave one environment's stream.
 
     A batch on the CPU is the caller's for as long as it holds any tensor of it; its memory is used again after that.
-    `SequenceBatch.indices` stays on the CPU. With prefetch, the next batch is drawn when one is handed out, and gathered
-    in the background; additions and write-backs of the time between take effect after it, in the order of the calls, so
-    that the batches do not depend on timing.
+    `SequenceBatch.indices` stays on the CPU. With prefetch, the next batch is drawn when one is handed out, and
+    gathered in the background; additions and write-backs of the time between take effect after it, in the order of the
+    calls, so that the batches do not depend on timing.
     """
 
     def __init__(
@@ -56,8 +55,8 @@ class SequenceReplay(DataSource):
             raise ConfigError(f"data_sources.replay.prefetch={prefetch!r}: expected auto, true or false.")
         if capacity < 1 or start_after > capacity:
             raise ConfigError(
-                f"data_sources.replay: capacity={capacity}, start_after={start_after}: expected a capacity of at least 1 "
-                "and a start_after within it."
+                f"data_sources.replay: capacity={capacity}, start_after={start_after}: expected a capacity of at least "
+                "1 and a start_after within it."
             )
         self._capacity, self._storage_kind, self._online = int(capacity), storage, online_queue
         self._prefetch, self._start_after, self._seed = prefetch, start_after, seed
@@ -68,7 +67,7 @@ class SequenceReplay(DataSource):
     def prepare(self, context: SourceContext) -> None:
         missing = [name for name in STANDARD_FIELDS if name not in context.fields]
         if missing:
-            raise DataError(f"The replay needs the fields {', '.join(missing)} in every record; the run declares none such.")
+            raise DataError(f"The replay needs these fields in every record, and they are not declared: {missing}.")
         self._context = context
         length = self._capacity // context.num_envs
         if length < 2:
@@ -133,7 +132,7 @@ class SequenceReplay(DataSource):
         self._ring.flush()
         pending = self._pending.pop(spec, None)
         prefetched = pending is not None
-        windows, future = pending if pending is not None else self._draw(spec)
+        ids, future = pending if pending is not None else self._draw(spec)
         tensors = future.result().hand_over()
         if self._prefetches(spec):
             self._worker.start_thread()
@@ -141,7 +140,7 @@ class SequenceReplay(DataSource):
             if prefetched or spec == self._last_spec:
                 self._pending[spec] = self._draw(spec)
         self._last_spec = spec
-        return _assemble(tensors, torch.from_numpy(windows.ids))
+        return _assemble(tensors, torch.from_numpy(ids))
 
     def _draw(self, spec: BatchSpec) -> Pending:
         """Choose windows now; gather them when all that was asked before is done."""
@@ -153,7 +152,7 @@ class SequenceReplay(DataSource):
                 "records in one environment before the first update (ready() tells)."
             )
         windows = self._ring.index.draw(self._rng, count=spec.batch_size, window=spec.window, online=self._online)
-        return windows, self._worker.submit(lambda: self._gatherer.gather(windows.rows, names, spec.device))
+        return windows.ids, self._worker.submit(lambda: self._gatherer.gather(windows.rows, names, spec.device))
 
     def _names(self, spec: BatchSpec) -> list[str]:
         stored = self._context.fields
@@ -161,15 +160,15 @@ class SequenceReplay(DataSource):
             return list(stored)
         for name in spec.fields:
             if name not in stored:
-                raise DataError(f"BatchSpec.fields names '{name}', which the replay does not store.{nearest(name, stored)}")
+                raise DataError(f"BatchSpec.fields: the replay stores no field '{name}'.{nearest(name, stored)}")
         return [name for name in stored if name in spec.fields or name in STANDARD_FIELDS]
 
     def _check_window(self, spec: BatchSpec) -> None:
         length, envs = self._ring.index.length, self._context.num_envs
         if spec.window > length:
             raise DataError(
-                f"data_sources.replay.capacity={self._capacity} keeps {length} records of each of {envs} environments, and "
-                f"a batch needs {spec.window} consecutive ones. Set it to at least {spec.window * envs}."
+                f"data_sources.replay.capacity={self._capacity} keeps {length} records of each of {envs} environments, "
+                f"and a batch needs {spec.window} consecutive ones. Set it to at least {spec.window * envs}."
             )
 
     def _prefetches(self, spec: BatchSpec) -> bool:
@@ -197,11 +196,10 @@ class SequenceReplay(DataSource):
             "pending": [
                 {
                     "spec": _spec_state(spec),
-                    "ids": torch.from_numpy(windows.ids),
-                    "rows": torch.from_numpy(windows.rows),
+                    "ids": torch.from_numpy(ids),
                     "tensors": {name: tensor.cpu() for name, tensor in future.result().hand_over().items()},
                 }
-                for spec, (windows, future) in self._pending.items()
+                for spec, (ids, future) in self._pending.items()
             ],
         }
         if isinstance(storage, DiskStorage):
@@ -216,8 +214,8 @@ class SequenceReplay(DataSource):
         for name, value in here.items():
             if state[name] != value:
                 raise CheckpointError(
-                    f"The checkpoint's replay has {name}={state[name]}, this run's has {value}. Resume with the run's own "
-                    "data_sources.replay and environment.num_envs."
+                    f"The checkpoint's replay has {name}={state[name]}, this run's has {value}. Resume with the run's "
+                    "own data_sources.replay and environment.num_envs."
                 )
         self._ring.load_state_dict(state["streams"])
         self._rng.bit_generator.state = json.loads(state["rng"])
@@ -229,7 +227,7 @@ class SequenceReplay(DataSource):
             assert spec is not None
             future: Future[GatheredBatch] = Future()
             future.set_result(GatheredBatch({name: value.to(spec.device) for name, value in entry["tensors"].items()}))
-            self._pending[spec] = (Windows(entry["ids"].numpy(), entry["rows"].numpy()), future)
+            self._pending[spec] = (entry["ids"].numpy(), future)
         storage = self._ring.storage
         if isinstance(storage, DiskStorage):
             storage.go_back(state["journal"], self._ring.index.held())

@@ -144,7 +144,7 @@ class SpaceAdapter:
         if isinstance(space, spaces.MultiBinary):
             spec = ObservationSpec("vector", tuple(space.shape), "float32")
             return LeafConverter(name or "vector", path, spec, None)
-        if isinstance(space, spaces.Text):
+        if isinstance(space, spaces.Text) or space.dtype is str or space.dtype == np.dtype(str):
             self.notes.append(f"{where} is text and was left out")
             return None
         raise EnvironmentFailure(
@@ -233,12 +233,13 @@ def _image_scale(space: spaces.Box) -> float | None:
 
 
 class _DiscreteActions:
-    def __init__(self, spec: ActionSpec, start: int) -> None:
-        self.spec, self._start = spec, start
+    """Class indices as scalars of the space's own integer type, as its `sample` gives them."""
+
+    def __init__(self, spec: ActionSpec, space: spaces.Discrete) -> None:
+        self.spec, self._start, self._dtype = spec, space.start, space.dtype
 
     def __call__(self, batch: np.ndarray) -> list[Any]:
-        values = batch[:, 0].tolist()
-        return values if self._start == 0 else [value + self._start for value in values]
+        return list(batch[:, 0].astype(self._dtype) + self._start)
 
 
 class _MultiDiscreteActions:
@@ -283,7 +284,7 @@ class _BoxActions:
 
 def _action_converter(space: spaces.Space, settings: EnvironmentSettings, notes: list[str]) -> Any:
     if isinstance(space, spaces.Discrete):
-        return _DiscreteActions(ActionSpec("discrete", (1,), (int(space.n),)), int(space.start))
+        return _DiscreteActions(ActionSpec("discrete", (1,), (int(space.n),)), space)
     if isinstance(space, spaces.MultiDiscrete):
         classes = tuple(int(n) for n in np.ravel(space.nvec))
         return _MultiDiscreteActions(ActionSpec("discrete", (len(classes),), classes), space)

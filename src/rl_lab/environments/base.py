@@ -33,6 +33,12 @@ class VectorEnv(ABC):
     observation_spec: dict[str, ObservationSpec]
     action_spec: ActionSpec
     action_repeat: int
+    events: list[dict[str, str]]  # what happened and was not drained yet (worker restarts): dicts of `kind`, `message`
+
+    def drain_events(self) -> list[dict[str, str]]:
+        """What happened since the last call."""
+        events, self.events = self.events, []
+        return events
 
     @abstractmethod
     def reset(self) -> VectorStep:

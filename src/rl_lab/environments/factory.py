@@ -15,9 +15,9 @@ from gymnasium.envs.registration import EnvSpec
 
 from rl_lab.environments.adapter import SpaceAdapter
 from rl_lab.environments.families import family_of
-from rl_lab.environments.headless import prepare_rendering
+from rl_lab.environments.headless import prepare_rendering, quiet_mujoco
 from rl_lab.environments.settings import EnvironmentSettings
-from rl_lab.environments.wrappers import PixelObservation, refresh_box2d_world
+from rl_lab.environments.wrappers import PixelObservation, quicken_action_check, refresh_box2d_world
 from rl_lab.errors import ConfigError, EnvironmentFailure, RLLabError, nearest
 
 
@@ -39,6 +39,8 @@ def build_environment(settings: EnvironmentSettings, *, render: bool = False) ->
     family = family_of(settings.id)
     if family is not None:
         family.require(settings.id)
+        if "mujoco" in family.modules:
+            quiet_mujoco()
     import_user_module(settings.module)
     pixels = settings.observation in ("pixels", "both")
     try:
@@ -72,8 +74,11 @@ def _dm_control(settings: EnvironmentSettings, render: bool) -> tuple[gymnasium.
 
 
 def _atari(settings: EnvironmentSettings, render: bool) -> tuple[gymnasium.Env, int | None]:
+    import ale_py
+
     from rl_lab.environments.atari import AtariGame
 
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)  # no banner for every game
     spec = find_spec(settings.id)
     kwargs = dict(settings.kwargs) | {
         "frameskip": 1,
@@ -87,6 +92,7 @@ def _atari(settings: EnvironmentSettings, render: bool) -> tuple[gymnasium.Env, 
 def _gymnasium(settings: EnvironmentSettings, render: bool) -> tuple[gymnasium.Env, int | None]:
     spec = find_spec(settings.id)
     env = _make(spec, settings, render)
+    quicken_action_check(env)
     env = refresh_box2d_world(env)
     if settings.observation in ("pixels", "both"):
         env = PixelObservation(env, keep_state=settings.observation == "both")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes.util
+import importlib.util
+import logging
 import os
 import sys
+from functools import cache
 
 
 def prepare_rendering() -> None:
@@ -26,3 +29,12 @@ def offscreen_backend() -> str | None:
     if ctypes.util.find_library("EGL"):
         return "egl"
     return "osmesa" if ctypes.util.find_library("OSMesa") else None
+
+
+@cache
+def quiet_mujoco() -> None:
+    """MuJoCo's warnings go to the log instead of a file in the user's folder."""
+    if importlib.util.find_spec("mujoco") is not None:
+        import mujoco
+
+        mujoco.set_mju_user_warning(logging.getLogger("rl_lab.mujoco").info)

@@ -18,7 +18,7 @@ from rl_lab.specs import ActionSpec, ObservationSpec
 _PROBE_SECONDS = 0.05
 _PROBE_STEPS = 200
 _MESSAGE_US = 150.0  # what waking the workers and copying their results costs per vector step
-_WORTH_IT = 0.7  # workers must save this much, for they also cost memory and start-up time
+_WORTH_IT = 0.6  # workers must save this much, for they also cost memory and start-up time
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,11 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
         try:
             parsed.append(parser.parse_override(line))
         except HydraException as error:
-            hint = f" Did you mean +experiment={line}?" if line.isidentifier() else " Quote values with special characters."
+            hint = (
+                f" Did you mean +experiment={line}?"
+                if line.isidentifier()
+                else " Quote values with special characters."
+            )
             raise ConfigError(f"'{line}' is not an override of the form key=value.{hint}") from error
     return parsed
 

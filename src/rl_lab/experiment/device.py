@@ -19,7 +19,9 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cpu")
     kind, _, index = name.partition(":")
     if kind != "cuda" or (index and not index.isdigit()):
-        raise ConfigError(f"experiment.device={name} is not a device.{nearest(name, ['auto', 'cpu', 'cuda', 'cuda:0'])}")
+        raise ConfigError(
+            f"experiment.device={name} is not a device.{nearest(name, ['auto', 'cpu', 'cuda', 'cuda:0'])}"
+        )
     if not torch.cuda.is_available():
         why = "this build of PyTorch has no CUDA" if torch.version.cuda is None else "PyTorch sees no GPU"
         raise ConfigError(f"experiment.device={name}: {why}. Use experiment.device=cpu or auto, or see: rl-lab doctor.")

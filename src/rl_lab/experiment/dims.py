@@ -32,7 +32,9 @@ def fill_dims(config: DictConfig, observation: Mapping[str, ObservationSpec], ac
         for key in path:
             if not isinstance(node, Mapping) or key not in node:
                 known = node if isinstance(node, Mapping) else ()
-                raise ConfigError(f"{place}: the environment {config.environment.id} has no such entry.{nearest(key, known)}")
+                raise ConfigError(
+                    f"{place}: the environment {config.environment.id} has no such entry.{nearest(key, known)}"
+                )
             node = node[key]
         if seen != node:
             raise ConfigError(

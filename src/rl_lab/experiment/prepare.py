@@ -42,6 +42,11 @@ def complete(config: DictConfig) -> Prepared:
     facts = inspect_environment(settings.environment)
     fill_dims(config, facts.observation_spec, facts.action_spec)
     resolved = resolve(config)
-    resolved.update({name: asdict(getattr(settings, name)) for name in SECTIONS})  # numbers in their own type: 1e6, 10_000
+    resolved.update(
+        {name: asdict(getattr(settings, name)) for name in SECTIONS}
+    )  # numbers in their own type: 1e6, 10_000
+    if "presets" in resolved:  # those that were not chosen have nothing to say about this run
+        resolved["presets"] = {resolved["size"]: resolved["presets"][resolved["size"]]}
+        resolved.pop("auto_size", None)
     validate_parts(resolved)
     return Prepared(resolved, settings, facts)

@@ -41,7 +41,9 @@ def config_folders(extra: Sequence[Path] = ()) -> list[ConfigFolder]:
     folders = [ConfigFolder("rl-lab", OWN_CONFIGS), *plugin_folders()]
     for path in extra:
         if not path.is_dir():
-            raise ConfigError(f"--config-dir {path}: there is no such folder. Name a folder with groups such as experiment/.")
+            raise ConfigError(
+                f"--config-dir {path}: there is no such folder. Name a folder with groups such as experiment/."
+            )
         folders.append(ConfigFolder(str(path), path.resolve()))
     return folders
 
@@ -60,8 +62,8 @@ def plugin_folders() -> list[ConfigFolder]:
         found = [Path(root) / "configs" for root in roots if (Path(root) / "configs").is_dir()]
         if not found:
             raise ConfigError(
-                f"The plugin '{point.name}' (entry point {PLUGIN_GROUP}, {point.value}) has no folder 'configs' beside its "
-                "package's __init__.py. Reinstall or uninstall the package that ships it."
+                f"The plugin '{point.name}' (entry point {PLUGIN_GROUP}, {point.value}) has no folder 'configs' in its "
+                "package. Reinstall or uninstall the package that ships it."
             )
         folders.append(ConfigFolder(point.name, found[0]))
     return folders

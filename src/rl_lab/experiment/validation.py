@@ -24,6 +24,7 @@ from rl_lab.experiment.settings import (
 
 PART_GROUPS = ("components", "controllers", "optimizers", "data_sources")
 TOP_LEVEL = (*SECTIONS, "environment", "workflow", *PART_GROUPS, "run_root", "size", "auto_size", "presets", "_dims")
+REFERENCE = "@"  # `@components.rssm.deter`: a value that is read off another part once it is built
 WIRED_KEYS = frozenset({"_target_", "modules"})  # read by the wiring, not by the constructor
 T = TypeVar("T")
 
@@ -97,28 +98,60 @@ def validate_parts(config: Mapping[str, Any]) -> None:
 
 def check_target(place: str, node: Mapping[str, Any]) -> None:
     target = load_target(place, node)
-    parameters = inspect.signature(target).parameters
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    hints = _type_hints(target)
+    known = _parameters(target)
     for key, value in node.items():
         if key in WIRED_KEYS:
             continue
-        if key not in parameters and not takes_any:
-            names = [name for name in parameters if name != "self"]
-            raise ConfigError(f"{place}.{key} is not an argument of {node['_target_']}.{nearest(str(key), names)}")
+        if known is not None and key not in known:
+            raise ConfigError(f"{place}.{key} is not an argument of {node['_target_']}.{nearest(str(key), known)}")
         if isinstance(value, Mapping) and "_target_" in value:
             check_target(f"{place}.{key}", value)
-        elif key in hints:
-            checked = convert(f"{place}.{key}", value, hints[key])
-            if isinstance(checked, int) and checked < 0 and not isinstance(checked, bool) and hints[key] is int:
-                raise ConfigError(f"{place}.{key} must not be negative, got {checked}.")
+    plain = {key: value for key, value in node.items() if key not in WIRED_KEYS and not _is_built(value)}
+    convert_arguments(place, target, plain)
+
+
+def convert_arguments(place: str, target: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments in the types that the target declares (1e3 is a whole number where it asks for one)."""
+    hints = _type_hints(target)
+    converted = dict(arguments)
+    for key, value in arguments.items():
+        if key not in hints:
+            continue
+        converted[key] = convert(f"{place}.{key}", value, hints[key])
+        if hints[key] is int and converted[key] < 0:
+            raise ConfigError(f"{place}.{key} must not be negative, got {value}.")
+    return converted
+
+
+def _is_built(value: Any) -> bool:
+    """Whether a value becomes an object at build time, so that its type cannot be checked here."""
+    return (isinstance(value, str) and value.startswith(REFERENCE)) or (
+        isinstance(value, Mapping) and "_target_" in value
+    )
+
+
+def _parameters(target: Callable[..., Any]) -> list[str] | None:
+    """Names that the target takes, through `**arguments` handed on to base classes; None: it takes any."""
+    found: list[str] = []
+    open_ended = True
+    for function in [cls.__init__ for cls in target.__mro__] if inspect.isclass(target) else [target]:  # type: ignore[misc]
+        parameters = inspect.signature(function).parameters.values()
+        found += [
+            p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name != "self"
+        ]
+        open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        if not open_ended:
+            break
+    return None if open_ended else found
 
 
 def load_target(place: str, node: Mapping[str, Any]) -> Callable[..., Any]:
     """The class or function that `_target_` names."""
     path = node.get("_target_")
     if not isinstance(path, str) or "." not in path:
-        raise ConfigError(f"{place}._target_ must name a class such as rl_lab.workflows.random.RandomWorkflow, got {path!r}.")
+        raise ConfigError(
+            f"{place}._target_ must name a class such as rl_lab.workflows.random.RandomWorkflow, got {path!r}."
+        )
     module_name, _, attribute = path.rpartition(".")
     try:
         module = import_module(module_name)
@@ -132,11 +165,14 @@ def load_target(place: str, node: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def _type_hints(target: Callable[..., Any]) -> dict[str, Any]:
-    function = target.__init__ if inspect.isclass(target) else target  # type: ignore[misc]
-    try:
-        return typing.get_type_hints(function)
-    except (NameError, TypeError):  # a type that only a checker can see; its keys go unchecked
-        return {}
+    functions = [cls.__init__ for cls in target.__mro__] if inspect.isclass(target) else [target]  # type: ignore[misc]
+    hints: dict[str, Any] = {}
+    for function in functions:
+        try:
+            hints = typing.get_type_hints(function) | hints
+        except (NameError, TypeError):  # a type that only a checker can see; its keys go unchecked
+            continue
+    return hints
 
 
 def convert(place: str, value: Any, hint: Any) -> Any:
@@ -156,7 +192,11 @@ def convert(place: str, value: Any, hint: Any) -> Any:
             return int(value)  # 1e6
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
-        if isinstance(kind, (type, tuple)) and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        if (
+            isinstance(kind, (type, tuple))
+            and isinstance(value, kind)
+            and (kind is bool or not isinstance(value, bool))
+        ):
             return value
     expected = [str(literal) for literal in literals] + [_NAMES[kind] for kind in simple if kind in _NAMES]
     hint_text = nearest(str(value), map(str, literals)) if literals and isinstance(value, str) else ""

@@ -86,33 +86,24 @@ class WandbSink:
 
     name = "Weights & Biases"
 
-    def __init__(
-        self,
-        *,
-        folder: Path,
-        project: str = "rl-lab",
-        entity: str | None = None,
-        group: str | None = None,
-        mode: str | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, *, folder: Path, config: Mapping[str, Any] | None = None, **arguments: Any) -> None:
+        """`arguments` are those of `wandb.init` (project, entity, group, mode, tags, …)."""
         try:
             import wandb
         except ImportError as error:
             raise missing_extra("logging.wandb", "wandb") from error
         self._wandb: Any = wandb
         label = run_label(folder)
-        self._run: Any = wandb.init(
-            project=project,
-            entity=entity,
-            group=group or folder.parent.name,
-            name=label,
-            id=label.replace("/", "-"),
-            dir=str(folder),
-            mode=mode,  # type: ignore[arg-type,unused-ignore]
-            config=dict(config or {}),
-            resume="allow",
-        )
+        defaults: dict[str, Any] = {
+            "project": "rl-lab",
+            "group": folder.parent.name,
+            "name": label,
+            "id": label.replace("/", "-"),
+            "dir": str(folder),
+            "config": dict(config or {}),
+            "resume": "allow",
+        }
+        self._run: Any = wandb.init(**{**defaults, **arguments})
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
@@ -178,7 +169,7 @@ def missing_extra(key: str, extra: str) -> ConfigError:
     """The error of an optional dashboard that is not installed."""
     return ConfigError(
         f"{key} is on, but the package '{extra}' is not installed. "
-        f"Install it with: pip install 'rl-lab[{extra}]', or switch it off with {key}=null."
+        f"Install it with: pip install 'rl-lab[{extra}]', or switch it off with {key}=false."
     )
 
 

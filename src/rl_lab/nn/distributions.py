@@ -151,7 +151,7 @@ class BoundedNormal:
 
     noise: ClassVar[NoiseKind] = "normal"
 
-    def __init__(self, params: Float[Tensor, "*lead 2*size"], *, min_std: float = 0.1, max_std: float = 1.0) -> None:
+    def __init__(self, params: Float[Tensor, "*lead params"], *, min_std: float = 0.1, max_std: float = 1.0) -> None:
         raw_mean, raw_std = at_least_float32(params).chunk(2, -1)
         self.mean = torch.tanh(raw_mean)
         self.std = (max_std - min_std) * torch.sigmoid(raw_std + 2.0) + min_std
@@ -180,7 +180,7 @@ class TanhNormal:
 
     def __init__(
         self,
-        params: Float[Tensor, "*lead 2*size"],
+        params: Float[Tensor, "*lead params"],
         *,
         init_std: float = 5.0,
         min_std: float = 1e-4,
@@ -228,7 +228,7 @@ class TruncatedNormal:
     noise: ClassVar[NoiseKind] = "uniform"
     margin: ClassVar[float] = 1e-6  # samples keep this distance from ±1
 
-    def __init__(self, params: Float[Tensor, "*lead 2*size"], *, min_std: float = 0.1) -> None:
+    def __init__(self, params: Float[Tensor, "*lead params"], *, min_std: float = 0.1) -> None:
         raw_mean, raw_std = at_least_float32(params).chunk(2, -1)
         self.mean = torch.tanh(raw_mean)
         self.std = 2.0 * torch.sigmoid(raw_std / 2.0) + min_std

@@ -58,7 +58,10 @@ class CheckpointManager:
             for name, source in sources.items():
                 (folder / SOURCES / name).mkdir(parents=True)
                 saved[name] = source.state_dict(folder / SOURCES / name)
-            _save({"state": {k: v for k, v in state.items() if k not in AGENT_KEYS}, "sources": saved}, folder / TRAINING_FILE)
+            _save(
+                {"state": {k: v for k, v in state.items() if k not in AGENT_KEYS}, "sources": saved},
+                folder / TRAINING_FILE,
+            )
 
         self._write(target, fill, step)
         self._point_latest(target)
@@ -81,7 +84,13 @@ class CheckpointManager:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             fill(temporary)
-            manifest = {"version": VERSION, "workflow": self.workflow, "step": step, **extra, "files": _describe(temporary)}
+            manifest = {
+                "version": VERSION,
+                "workflow": self.workflow,
+                "step": step,
+                **extra,
+                "files": _describe(temporary),
+            }
             (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
             _sync_tree(temporary)
             self._put_in_place(temporary, target)
@@ -171,22 +180,25 @@ class CheckpointManager:
     def _verified_manifest(self, path: Path, *, agent_only: bool) -> dict[str, Any]:
         manifest = read_json(path / MANIFEST)
         if manifest is None:
-            problem = "is missing" if not (path / MANIFEST).exists() else "is damaged"
-            raise CheckpointError(f"{path / MANIFEST} {problem}, so this is no whole checkpoint.{self._fallback(path)}")
+            how = "is missing" if not (path / MANIFEST).exists() else "is damaged"
+            raise CheckpointError(f"{path / MANIFEST} {how}, so this is no whole checkpoint.{self._fallback(path)}")
         if int(manifest["version"]) > VERSION:
             raise CheckpointError(
-                f"{path} has checkpoint version {manifest['version']}; this RL Lab reads up to {VERSION}. Update RL Lab."
+                f"{path} has checkpoint version {manifest['version']}; this RL Lab reads up to {VERSION}."
+                " Update RL Lab."
             )
         if manifest["workflow"] != self.workflow:
             raise CheckpointError(
-                f"{path} was made by the workflow '{manifest['workflow']}', but this run is '{self.workflow}'. Resume it"
-                " with its own experiment."
+                f"{path} was made by the workflow '{manifest['workflow']}', but this run is '{self.workflow}'."
+                " Resume it with its own experiment."
             )
-        files = manifest["files"].items()
         if not agent_only and TRAINING_FILE not in manifest["files"]:
-            raise CheckpointError(f"{path} holds only what it takes to act. Training resumes from {self.folder}/latest.")
-        for name, entry in [(AGENT_FILE, manifest["files"][AGENT_FILE])] if agent_only else files:
-            problem = _file_problem(path / name, entry)
+            raise CheckpointError(
+                f"{path} holds only what it takes to act. Training resumes from {self.folder}/latest."
+            )
+        files: dict[str, Any] = manifest["files"]
+        for name in [AGENT_FILE] if agent_only else list(files):
+            problem = _file_problem(path / name, files[name])
             if problem:
                 raise CheckpointError(f"{path / name} {problem}.{self._fallback(path)}")
         return manifest

@@ -36,7 +36,8 @@ def _check_hooks(phase: Phase, place: str) -> None:
         )
     if phase.type not in COLLECTING_TYPES and phase.collects:
         raise ConfigError(
-            f"{where} has collect, but a phase of type {phase.type} does not collect. Remove it, or make it type: online."
+            f"{where} has collect, but a phase of type {phase.type} does not collect. Remove it, or make it"
+            " type: online."
         )
     if phase.type == "eval_only" and any(hook.kind != "evaluate" for hook in phase.hooks):
         name = next(hook.name for hook in phase.hooks if hook.kind != "evaluate")
@@ -71,7 +72,8 @@ def _check_references(phase: Phase, place: str, names: PhaseNames, index_of: dic
         raise ConfigError(f"{place}.data_source is '{source}': no such source.{nearest(source, names.data_sources)}")
     if source is None and phase.updates:
         raise ConfigError(
-            f"{place} has update hooks and no data_source. Name one of: {', '.join(sorted(names.data_sources)) or 'none'}."
+            f"{place} has update hooks and no data_source. Name one of:"
+            f" {', '.join(sorted(names.data_sources)) or 'none'}."
         )
     if role is not None and role not in names.roles:
         raise ConfigError(f"{place}.controller is '{role}': no controller has that role.{nearest(role, names.roles)}")
@@ -124,8 +126,8 @@ def _check_filled(phases: Sequence[Phase], names: PhaseNames, edges: list[set[in
         fillers = [at for at, other in enumerate(phases) if other.collects and other.data_source == source]
         if not any(at == index or index in _reachable(at, edges) for at in fillers):
             raise ConfigError(
-                f"{PLACE}[{index}] ('{phase.name}') samples from '{source}', which no phase fills before it: add a phase"
-                f" that collects into {source}, or name a data source that holds data already."
+                f"{PLACE}[{index}] ('{phase.name}') samples from '{source}', which no phase fills before it: add a"
+                f" phase that collects into {source}, or name a data source that holds data already."
             )
 
 

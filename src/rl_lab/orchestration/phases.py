@@ -108,8 +108,8 @@ def _either(entry: Mapping[str, Any], short: str, long: str, place: str) -> Any:
     """The value of a key that has two spellings."""
     if entry.get(short) is not None and entry.get(long) is not None and entry[short] != entry[long]:
         raise ConfigError(
-            f"{place} has both {short}: {entry[short]} and {long}: {entry[long]}. They are two spellings of one setting:"
-            " keep one."
+            f"{place} has both {short}: {entry[short]} and {long}: {entry[long]}. They are two spellings of one"
+            " setting: keep one."
         )
     return entry.get(short) if entry.get(short) is not None else entry.get(long)
 
@@ -172,7 +172,8 @@ def _default_hooks(type_: PhaseType, names: PhaseNames) -> tuple[Hook, ...]:
         return (Hook("evaluate", "evaluate"),)
     if type_ == "offline":
         return tuple(Hook(name, "update") for name in names.update_hooks)
-    updates = tuple(Hook(name, "update", ratio=ratio) for name in names.update_hooks) if type_ == "online" else ()
+    learns = type_ == "online" and ratio > 0
+    updates = tuple(Hook(name, "update", ratio=ratio) for name in names.update_hooks) if learns else ()
     return (Hook("collect", "collect"), *updates)
 
 
@@ -221,8 +222,8 @@ def _parse_hook(name: str, frequency: Mapping[str, Any], place: str, kind: HookK
     if kind == "collect" and (every is not None or ratio is not None):
         word = "ratio" if ratio is not None else "every"
         raise ConfigError(
-            f"{place}: collect has {word}: {frequency[word]}. Collection sets the pace of the phase, so it takes `times`"
-            " only; put the ratio on the update hooks (updates per env step)."
+            f"{place}: collect has {word}: {frequency[word]}. Collection sets the pace of the phase, so it takes"
+            " `times` only; put the ratio on the update hooks (updates per env step)."
         )
     if ratio is None:
         return Hook(name, kind, times, parse_amount(every, f"{place}.every", bare=bare) if every is not None else None)
@@ -234,7 +235,8 @@ def _parse_hook(name: str, frequency: Mapping[str, Any], place: str, kind: HookK
         raise ConfigError(f"{place}.ratio is {ratio!r}: expected a number above 0 (updates per env step).")
     if bare != "steps":
         raise ConfigError(
-            f"{place}: {name} has ratio: {ratio}, but the phase never collects, so no update would ever be due. Use times."
+            f"{place}: {name} has ratio: {ratio}, but the phase never collects, so no update would ever be due."
+            " Use times."
         )
     return Hook(name, kind, ratio=Fraction(ratio).limit_denominator(10**6))
 

@@ -19,7 +19,17 @@ from rl_lab.errors import RLLabError, RunNotFoundError, nearest
 
 Status = Literal["running", "completed", "interrupted", "failed"]
 RUN_FILE = "run.json"
-_REPORTED_PACKAGES = ("rl-lab", "torch", "numpy", "gymnasium", "hydra-core", "ale-py", "dm-control", "mujoco", "minigrid")
+_REPORTED_PACKAGES = (
+    "rl-lab",
+    "torch",
+    "numpy",
+    "gymnasium",
+    "hydra-core",
+    "ale-py",
+    "dm-control",
+    "mujoco",
+    "minigrid",
+)
 
 
 class RunLockedError(RLLabError):
@@ -148,8 +158,8 @@ class RunDirectory:
                 holder = read_json(path)
                 if holder and _is_alive(holder):
                     raise RunLockedError(
-                        f"{self.path} is being written by process {holder.get('pid')} on {holder.get('host')}. Wait for it"
-                        f" or stop it; if it is gone for certain, remove {path}."
+                        f"{self.path} is being written by process {holder.get('pid')} on {holder.get('host')}. Wait for"
+                        f" it or stop it; if it is gone for certain, remove {path}."
                     ) from None
                 path.unlink(missing_ok=True)
         with os.fdopen(descriptor, "w") as file:
@@ -206,7 +216,7 @@ def find_run(ref: str | Path, root: Path | str = "experiments") -> RunDirectory:
     hint = nearest(text, names | short if len(names) <= 20 else {*sorted(names)[-20:], *short})
     raise RunNotFoundError(
         f"No run '{text}': it is neither a run directory nor the name of a run in {Path(root).resolve()}.{hint}"
-        f"{' The runs are listed by their folder names; `latest` is the newest.' if runs else ' There are no runs yet.'}"
+        f"{'' if runs else ' There are no runs yet.'}"
     )
 
 

@@ -75,6 +75,8 @@ class PhaseScheduler:
         self._capped: str | None = None  # the first phase that total_timesteps cut short
         self._finished = False
         self._pending: Action | None = None
+        self._dues: list[int] = []  # how often each update of the current group runs in this cycle
+        self._segment = -1  # where in the cycle; -1: before it, where the phase's end is looked at
         self._go_to(0)
 
     # Asking -----------------------------------------------------------------------------------------------------------
@@ -86,6 +88,20 @@ class PhaseScheduler:
         """Index of the phase, and its steps, updates and cycles so far."""
         p = self._now
         return {"index": self._index, "steps": p.steps, "updates": p.updates, "cycles": p.cycles}
+
+    def progress(self) -> float | None:
+        """How much of the run is done, 0 to 1, by env steps; by the phase's updates where nothing is ever collected."""
+        if any(phase.collects for phase in self.phases):
+            return self.env_steps / self.total_timesteps if self.total_timesteps else None
+        left = self.updates_left()
+        return None if left is None else 1.0 - left / max(1, left + self._now.updates - self._now.start[1])
+
+    def updates_left(self) -> int | None:
+        """Updates until the phase's budget is used up, where it is counted in updates."""
+        duration, p = self._phase.duration, self._now
+        if duration is None or duration.unit != "updates":
+            return None
+        return max(0, duration.value - (p.updates - p.start[1]))
 
     def next_action(self) -> Action | None:
         """What to do now; the same answer until `advance` is called. None: the run is complete."""
@@ -178,8 +194,8 @@ class PhaseScheduler:
             return True
         if not self._collects:
             raise DataError(
-                f"Phase '{self._phase.name}' updates from '{source}', which holds too few records for one batch, and the"
-                " phase collects none. Put a longer collecting phase before it, or use smaller batches or sequences."
+                f"Phase '{self._phase.name}' updates from '{source}', which holds too few records for one batch, and"
+                " the phase collects none. Put a longer collecting phase before it, or use smaller batches."
             )
         self.waiting_for = source
         return False
@@ -265,9 +281,9 @@ class PhaseScheduler:
         self._index = index
         self._phase, self._plan, self._now = self.phases[index], self._plans[index], self._progress[index]
         self._collects = self._phase.collects
-        self._segment = -1  # before the first one; the phase's end is looked at here
+        self._segment = -1
         self._left = -1  # runs that the segment's hook still has in this cycle; -1: not known yet
-        self._dues: list[int] = []  # the same for a group of updates
+        self._dues = []
         self._pass = self._slot = 0
         self._fresh = True
         self.waiting_for = None
@@ -299,8 +315,8 @@ class PhaseScheduler:
         for name, saved in state["progress"].items():
             if name not in self._index_of or len(saved["marks"]) != len(self.phases[self._index_of[name]].hooks):
                 raise CheckpointError(
-                    f"The checkpoint was made with other phases: '{name}' is missing or has other hooks now. Resume with"
-                    " the phases of the run's own config.yaml."
+                    f"The checkpoint was made with other phases: '{name}' is missing or has other hooks now. Resume"
+                    " with the phases of the run's own config.yaml."
                 )
             self._progress[self._index_of[name]] = _Progress(**{key: _plain(value) for key, value in saved.items()})
         self.env_steps, self.updates = state["env_steps"], state["updates"]

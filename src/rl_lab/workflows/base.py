@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -26,19 +25,21 @@ from rl_lab.records import (
     SequenceBatch,
     VectorStep,
 )
-from rl_lab.workflows.diagnosis import find_nonfinite
 from rl_lab.workflows.context import MetricsSink, PhaseView, WorkflowContext
+from rl_lab.workflows.diagnosis import find_nonfinite
 
 Mode = Literal["train", "eval"]
 AgentState = dict[str, Tensor]  # the agent's memory, environments first; zeros mean "no memory"
 
 
-class Workflow(ABC):
+class Workflow:
     """One algorithm. Subclasses override what they need; `initialize` and one update are required."""
 
     name: ClassVar[str]
     update_hooks: ClassVar[tuple[str, ...]] = ("update_world_model", "update_controller")  # hooks that take a batch
     other_hooks: ClassVar[tuple[str, ...]] = ()  # further hooks of its own, called as hook(phase=…)
+
+    train_ratio: float = 1.0  # updates per env step where the phases do not say; an instance may set its own
 
     def initialize(self, context: WorkflowContext) -> None:
         self.context = context
@@ -56,7 +57,7 @@ class Workflow(ABC):
         return {}
 
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
-        """Choose actions for a batch of environments. `train` explores; `eval` is greedy where the algorithm has a mode."""
+        """Choose actions for a batch of environments. `train` explores; `eval` is greedy where there is a mode."""
         raise NotImplementedError(f"{type(self).__name__} does not act")
 
     def reset_state(self, state: AgentState, is_first: np.ndarray) -> AgentState:

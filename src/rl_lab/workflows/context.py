@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rl_lab.components.controllers.manager import ControllerManager
 from rl_lab.data_sources.base import DataSource
@@ -64,6 +64,10 @@ class WorkflowContext:
         if name not in self.components:
             raise ConfigError(f"components.{name} is missing: the workflow needs it.{nearest(name, self.components)}")
         return self.components[name]
+
+    def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+        """Scale gradients down to a global norm; returns the norm before, on the device."""
+        return nn.utils.clip_grad_norm_(parameters, max_norm)
 
     def autocast(self) -> torch.autocast:
         """Mixed precision as configured; parameters stay float32."""

@@ -53,7 +53,9 @@ def _trace(workflow: Workflow, batch: SequenceBatch, modules: Mapping[str, nn.Mo
         return f"the loss '{losses[0]}'; the first bad tensor was {tensor}"
     if first:
         return f"no loss, though a tensor was bad: {tensor}"
-    return "not found: every loss of the saved batch is finite when it is computed again, so it arose in the backward pass"
+    return (
+        "not found: every loss of the saved batch is finite when it is computed again, so it arose in the backward pass"
+    )
 
 
 def _named_modules(workflow: Workflow) -> dict[str, nn.Module]:

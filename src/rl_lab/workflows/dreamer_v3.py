@@ -145,7 +145,7 @@ class DreamerV3(Workflow):
             total = sum(self.loss_scales[name] * loss for name, loss in losses.items())
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
-        self.optimizer.step()
+        self.optimizer.step(loss=total)
         self.critic.update_slow()
         metrics |= {f"loss/{name}": loss for name, loss in losses.items()} | {"loss/total": total}
         metrics |= {f"optimizer/{name}": value for name, value in self.optimizer.metrics().items()}
@@ -211,7 +211,7 @@ class DreamerV3(Workflow):
         policy = self.actor.distribution(self.actor(features[:-1]))
         with torch.no_grad():
             value = self.critic.mean(value_output)
-            returns = lambda_returns(reward[1:], continuation[1:], value[1:], lambda_=self.lambda_)
+            returns = lambda_returns(reward, continuation, value, self.lambda_, dim=0)
             advantage = (returns - value[:-1]) / self.return_scale(returns)
             weight = continuation.cumprod(0)[:-1]  # how surely the dream is still alive, its first state included
         entropy = policy.entropy()
@@ -235,9 +235,7 @@ class DreamerV3(Workflow):
         live = (1.0 - data.is_terminal.float()) * self.discount
         mixing = (1.0 - data.is_last.float()) * self.lambda_
         with torch.no_grad():
-            targets = lambda_returns(
-                data.reward[:, 1:].t(), live[:, 1:].t(), returns[:, 1:].t(), lambda_=mixing[:, 1:].t()
-            ).t()
+            targets = lambda_returns(data.reward, live, returns, mixing, dim=1)
         loss = self._value_loss(self.critic(states.features[:, :-1]), targets, slow_value[:, :-1])
         return ((1.0 - data.is_last[:, :-1].float()) * loss).mean()
 

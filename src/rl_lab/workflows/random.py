@@ -7,8 +7,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from rl_lab.records import BatchSpec, Observation, SequenceBatch
 from rl_lab.metrics.values import Metrics
+from rl_lab.records import BatchSpec, Observation, SequenceBatch
 from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import PhaseView
 
@@ -23,7 +23,7 @@ class RandomWorkflow(Workflow):
         self._batch_size, self._sequence_length, self.train_ratio = batch_size, sequence_length, train_ratio
 
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
-        """While training, actions come from the run's own stream; in evaluation from the one that it seeds (torch's)."""
+        """While training, actions come from the run's own stream; in evaluation from torch's, which it seeds."""
         count = len(next(iter(observation.values())))
         if mode == "train":
             return self.random_action(count), state

@@ -52,7 +52,7 @@ class MultiKeyDecoder(nn.Module):
 
     def forward(
         self, deter: Float[Tensor, "*lead deter"], stoch: Float[Tensor, "*lead stoch"]
-    ) -> dict[str, Float[Tensor, "*lead ..."]]:
+    ) -> dict[str, Float[Tensor, "*shape"]]:
         predictions: dict[str, Tensor] = {}
         if self.vector is not None:
             predictions.update(self.vector(torch.cat([deter, stoch], -1)))

@@ -1,0 +1,261 @@
+"""Environments in worker processes: for those whose step costs more than a message. Workers that fail are replaced."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import gymnasium
+import numpy as np
+
+from rl_lab.environments import worker as protocol
+from rl_lab.environments.families import family_of
+from rl_lab.environments.inspection import worker_count
+from rl_lab.environments.runner import SeedPlan
+from rl_lab.environments.settings import EnvironmentSettings
+from rl_lab.environments.shared_arrays import ArrayPlan, SharedArrays, anonymous_file
+from rl_lab.environments.vector import EndedEpisode, EpisodicVectorEnv, Replay
+from rl_lab.errors import ConfigError, EnvironmentFailure
+from rl_lab.records import Observation
+
+_COMMAND = "import sys; from rl_lab.environments.worker import main; main(*map(int, sys.argv[1:]))"
+_TRACE_TAIL = 3000
+_SINGLE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class WorkerFailure(Exception):
+    """A worker raised, died or hung. The text is its own where it left one."""
+
+
+class WorkerHandle:
+    """The parent's end of one worker process."""
+
+    def __init__(self, *, slot: int, indices: list[int], arrays_fd: int, setup: dict[str, Any]) -> None:
+        self.slot, self.indices = slot, indices
+        ours, theirs = socket.socketpair()
+        self._trace_fd = anonymous_file()
+        environment = {**{name: "1" for name in _SINGLE_THREAD}, **os.environ}
+        environment["PYTHONPATH"] = os.pathsep.join([path for path in sys.path if path])
+        descriptors = (theirs.fileno(), arrays_fd, self._trace_fd)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _COMMAND, *map(str, descriptors)],
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what an environment prints must not mix with a command's own output
+            env=environment,
+        )
+        theirs.close()
+        self._connection: Connection = Connection(ours.detach())
+        self._finalizer = weakref.finalize(self, _kill, self._process)
+        self.send(pickle.dumps((list(sys.path), cloudpickle.dumps({**setup, "slot": slot, "indices": indices}))))
+
+    def send(self, message: bytes) -> None:
+        try:
+            self._connection.send_bytes(message)
+        except OSError as error:
+            raise WorkerFailure(self._last_words()) from error
+
+    def order(self, command: bytes, content: Any = None) -> None:
+        self.send(command + pickle.dumps(content))
+
+    def answer(self, timeout: float) -> Any:
+        """Wait for the answer to the last order; None for a plain "done"."""
+        try:
+            if not self._connection.poll(timeout):
+                raise WorkerFailure(self._where_it_hangs(timeout))
+            message = self._connection.recv_bytes()
+        except (EOFError, OSError) as error:
+            raise WorkerFailure(self._last_words()) from error
+        kind = message[:1]
+        if kind == protocol.OK:
+            return None
+        content = pickle.loads(message[1:])
+        if kind == protocol.DONE:
+            return content
+        origin, text = content
+        if kind == protocol.FATAL:
+            raise ConfigError(text) if origin == "config" else EnvironmentFailure(text)
+        raise WorkerFailure(text)
+
+    def _last_words(self) -> str:
+        try:
+            code = self._process.wait(timeout=5.0)
+        except subprocess.TimeoutExpired:
+            return f"{self._trace()}\nthe worker process closed its connection"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        return f"{self._trace()}\nthe worker process {how}"
+
+    def _where_it_hangs(self, timeout: float) -> str:
+        """Ask the worker for a traceback: a signal handler answers even where Python itself is stuck."""
+        if hasattr(signal, "SIGUSR1"):
+            self._process.send_signal(signal.SIGUSR1)
+            time.sleep(0.2)
+        return f"{self._trace()}\nthe worker process gave no answer for {timeout:g} s (environment.worker_timeout)"
+
+    def _trace(self) -> str:
+        size = os.fstat(self._trace_fd).st_size
+        return os.pread(self._trace_fd, _TRACE_TAIL, max(0, size - _TRACE_TAIL)).decode(errors="replace").strip()
+
+    def close(self, *, kindly: bool) -> None:
+        """End the process. Closing twice is harmless."""
+        if self._connection.closed:
+            return
+        if kindly:
+            try:
+                self._connection.send_bytes(protocol.CLOSE)
+                self._process.wait(timeout=3.0)
+            except (OSError, subprocess.TimeoutExpired):
+                pass
+        self._finalizer()
+        self._connection.close()
+        os.close(self._trace_fd)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+    process.wait()
+
+
+class ProcessVectorEnv(EpisodicVectorEnv):
+    """Environments in worker processes, several per worker where there are more environments than cores."""
+
+    backend = "process"
+
+    def __init__(self, *, settings: EnvironmentSettings, seeds: SeedPlan, render: bool = False) -> None:
+        settings = settings.resolved()
+        self._arrays_fd = anonymous_file()
+        self._setup = {
+            "settings": settings,
+            "seeds": seeds,
+            "render": render,
+            "registered": _registered_by_user(settings),
+        }
+        groups = np.array_split(np.arange(seeds.num_envs), worker_count(settings, seeds.num_envs))
+        self._workers: list[WorkerHandle] = []
+        self._timeouts = settings.worker_timeout, settings.startup_timeout
+        try:
+            for slot, group in enumerate(groups):
+                self._workers.append(self._launch(slot, group.tolist()))
+            built = [worker.answer(settings.startup_timeout) for worker in self._workers]
+        except WorkerFailure as failure:
+            self._end_workers(kindly=False)
+            raise EnvironmentFailure(
+                f"environment.id={settings.id}: a worker process could not build the environment:\n{failure}"
+            ) from failure
+        except BaseException:
+            self._end_workers(kindly=False)
+            raise
+        observation_spec, action_spec, notes = built[0]
+        super().__init__(
+            settings=settings, seeds=seeds, observation_spec=observation_spec, action_spec=action_spec, notes=notes
+        )
+        self._plan = ArrayPlan.of(self.num_envs, observation_spec, action_spec)
+        os.ftruncate(self._arrays_fd, self._plan.size)
+        self._arrays = SharedArrays(self._plan, self._arrays_fd)
+        self._ask(self._workers, [(protocol.ATTACH, self._plan)] * len(self._workers))
+
+    def _launch(self, slot: int, indices: list[int]) -> WorkerHandle:
+        return WorkerHandle(slot=slot, indices=indices, arrays_fd=self._arrays_fd, setup=self._setup)
+
+    def _ask(self, workers: list[WorkerHandle], orders: list[tuple[bytes, Any]]) -> list[Any]:
+        """Give every worker its order, then collect the answers. A failure here ends the run."""
+        try:
+            for worker, (command, content) in zip(workers, orders, strict=True):
+                worker.order(command, content)
+            return [worker.answer(self._timeouts[1]) for worker in workers]
+        except WorkerFailure as failure:
+            raise EnvironmentFailure(f"environment.id={self.settings.id}: a worker failed:\n{failure}") from failure
+
+    def _copy_out(self, out: Observation) -> None:
+        for key, value in self._arrays.now.items():
+            out[key][...] = value
+
+    # Stepping -----------------------------------------------------------------------------------------------------------
+
+    def _start_all(self, out: Observation) -> None:
+        first = {index: 0 for index in range(self.num_envs)}
+        self._ask(self._workers, [(protocol.START, first)] * len(self._workers))
+        self._copy_out(out)
+
+    def _step_all(self, action: np.ndarray, out: Observation) -> tuple[Any, list[EndedEpisode]]:
+        self._arrays.action[...] = action
+        failures: list[tuple[WorkerHandle, str]] = []
+        waiting = []
+        for worker in self._workers:
+            try:
+                worker.send(protocol.STEP)
+                waiting.append(worker)
+            except WorkerFailure as failure:
+                failures.append((worker, str(failure)))
+        endings: list[EndedEpisode] = []
+        for worker in waiting:
+            try:
+                for index, ending, anchor in worker.answer(self._timeouts[0]) or ():
+                    last = {key: value[index].copy() for key, value in self._arrays.last.items()}
+                    endings.append(EndedEpisode(index, ending, last, anchor))
+            except WorkerFailure as failure:
+                failures.append((worker, str(failure)))
+        for worker, error in failures:
+            endings += self._recover(worker, error)
+        endings.sort(key=lambda item: item.index)
+        self._copy_out(out)
+        return self._arrays.reward.copy(), endings
+
+    def _recover(self, worker: WorkerHandle, error: str) -> list[EndedEpisode]:
+        """Replace a worker; the episodes that it was playing are cut off and the next ones begun."""
+        lost = [self._lost_episode(index, error) for index in worker.indices]
+        episodes = {index: self._episode[index] + 1 for index in worker.indices}
+        while True:
+            culprit = int(self._arrays.busy[worker.slot])
+            if culprit not in worker.indices:
+                culprit = worker.indices[0]
+            worker.close(kindly=False)
+            self._failed(culprit, error, restarted="its worker was")
+            try:
+                worker = self._workers[worker.slot] = self._launch(worker.slot, worker.indices)
+                worker.answer(self._timeouts[1])
+                worker.order(protocol.ATTACH, self._plan)
+                worker.answer(self._timeouts[1])
+                worker.order(protocol.START, episodes)
+                worker.answer(self._timeouts[1])
+                return lost
+            except WorkerFailure as failure:
+                error = str(failure)
+
+    def _replay_all(self, orders: list[Replay], out: Observation) -> tuple[list[float], list[bool], list[int]]:
+        groups = [[orders[index] for index in worker.indices] for worker in self._workers]
+        answers = self._ask(self._workers, [(protocol.REPLAY, group) for group in groups])
+        self._copy_out(out)
+        results = sorted(item for answer in answers for item in answer)
+        return [item[1] for item in results], [item[2] for item in results], [item[3] for item in results]
+
+    def render(self) -> np.ndarray | None:
+        return self._ask(self._workers[:1], [(protocol.RENDER, None)])[0]
+
+    def close(self) -> None:
+        self._end_workers(kindly=True)
+
+    def _end_workers(self, *, kindly: bool) -> None:
+        for worker in self._workers:
+            worker.close(kindly=kindly)
+        self._workers = []
+        if self._arrays_fd >= 0:
+            os.close(self._arrays_fd)
+            self._arrays_fd = -1
+
+
+def _registered_by_user(settings: EnvironmentSettings) -> list[Any]:
+    """The registration of an id that only this process may know: a class in a script travels whole (cloudpickle)."""
+    name = settings.id.rpartition(":")[2]
+    spec = gymnasium.registry.get(name)
+    return [] if spec is None or family_of(settings.id) is not None else [spec]

@@ -1,0 +1,144 @@
+"""A worker process: some environments of a vector environment, stepped at the parent's word.
+
+Started as a plain child process, so it neither inherits the parent's threads nor imports its main script. Messages are a
+command byte, with a pickle behind it where there is more to say. Arrays travel through shared memory.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+STEP, START, REPLAY, RENDER, ATTACH, CLOSE = (bytes([code]) for code in range(6))
+OK, DONE, FAILED, FATAL = b"k", b"d", b"f", b"x"
+
+
+def main(connection_fd: int, arrays_fd: int, trace_fd: int) -> None:
+    """Serve until the parent closes the connection, says so, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    faulthandler.enable(trace_fd)
+    faulthandler.register(signal.SIGUSR1, trace_fd, all_threads=False)  # asked for when this worker seems to hang
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    connection: Connection = Connection(connection_fd)
+    try:
+        Worker(connection, arrays_fd).serve()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the parent is gone
+    os._exit(0)  # libraries with their own threads must not hold a worker up
+
+
+def _end_with_parent(parent: int) -> None:
+    """A parent that was killed cannot say goodbye, and a hung environment would not hear it."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+class Worker:
+    """The environments of one worker."""
+
+    def __init__(self, connection: Connection, arrays_fd: int) -> None:
+        self._connection, self._arrays_fd = connection, arrays_fd
+
+    def serve(self) -> None:
+        path, setup = pickle.loads(self._connection.recv_bytes())
+        sys.path[:] = path
+        try:
+            self._build(pickle.loads(setup))
+        except Exception as error:
+            self._report(error)
+            return
+        commands = {START: self._start, REPLAY: self._replay, RENDER: self._render, ATTACH: self._attach}
+        while True:
+            message = self._connection.recv_bytes()
+            command = message[:1]
+            if command == CLOSE:
+                for runner in self._runners.values():
+                    runner.close()
+                return
+            try:
+                if command == STEP:
+                    self._step()
+                else:
+                    commands[command](pickle.loads(message[1:]))
+            except Exception as error:
+                self._report(error)
+
+    def _report(self, error: Exception) -> None:
+        from rl_lab.errors import ConfigError, RLLabError
+
+        fatal = isinstance(error, RLLabError)
+        kind = "config" if isinstance(error, ConfigError) else "environment"
+        text = str(error) if fatal else traceback.format_exc()
+        self._connection.send_bytes((FATAL if fatal else FAILED) + pickle.dumps((kind, text)))
+
+    def _done(self, answer: Any) -> None:
+        self._connection.send_bytes(DONE + pickle.dumps(answer))
+
+    def _build(self, setup: dict[str, Any]) -> None:
+        import gymnasium
+
+        for spec in setup["registered"]:
+            gymnasium.registry.setdefault(spec.id, spec)
+        from rl_lab.environments.runner import EpisodeRunner
+
+        self._slot = setup["slot"]
+        self._runners = {
+            index: EpisodeRunner(
+                settings=setup["settings"], index=index, seeds=setup["seeds"], render=setup["render"] and index == 0
+            )
+            for index in setup["indices"]
+        }
+        adapter = next(iter(self._runners.values())).adapter
+        self._indices, self._convert = list(self._runners), adapter.actions
+        self._done((adapter.observation_spec, adapter.action_spec, adapter.notes))
+
+    def _attach(self, plan: Any) -> None:
+        from rl_lab.environments.shared_arrays import SharedArrays
+
+        self._arrays = SharedArrays(plan, self._arrays_fd)
+        self._done(None)
+
+    def _start(self, episodes: dict[int, int]) -> None:
+        """Begin the given episode in each environment."""
+        for index, runner in self._runners.items():
+            self._arrays.busy[self._slot] = index
+            runner.restart(episodes[index], self._arrays.now, index)
+        self._done(None)
+
+    def _step(self) -> None:
+        now, last, reward, busy = self._arrays.now, self._arrays.last, self._arrays.reward, self._arrays.busy
+        endings = []
+        for index, action in zip(self._indices, self._convert(self._arrays.action[self._indices]), strict=True):
+            busy[self._slot] = index
+            runner = self._runners[index]
+            reward[index], ending = runner.step(action, now, index)
+            if ending is not None:
+                for key, value in now.items():
+                    last[key][index] = value[index]
+                runner.start(runner.episode + 1, now, index)
+                endings.append((index, ending, runner.anchor))
+        if endings:
+            self._done(endings)
+        else:
+            self._connection.send_bytes(OK)
+
+    def _replay(self, orders: list[Any]) -> None:
+        answers = []
+        for order in orders:
+            self._arrays.busy[self._slot] = order.index
+            runner = self._runners[order.index]
+            answers.append((order.index, *runner.replay(order.anchor, order.actions, self._arrays.now, order.index)))
+            runner.episode = order.episode
+        self._done(answers)
+
+    def _render(self, _: Any) -> None:
+        self._done(self._runners[0].render())

@@ -1,0 +1,143 @@
+"""What a run is about to do: phases, wiring, parameters, memory. Printed before the first step; refuses what cannot fit."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+import psutil
+import torch
+
+from rl_lab.data_sources.base import DataSource
+from rl_lab.environments import EnvironmentFacts
+from rl_lab.errors import ConfigError
+from rl_lab.experiment.model import Model
+from rl_lab.experiment.validation import Settings
+from rl_lab.orchestration.phases import Phase
+
+MIB = 2**20
+OPTIMIZER_COPIES = 4  # gradient, momentum, second moment and scratch, beside the parameters themselves
+HEADROOM = 0.9  # the system and the environments need some of what is free
+
+
+def describe(
+    *,
+    settings: Settings,
+    facts: EnvironmentFacts,
+    model: Model,
+    phases: Sequence[Phase],
+    sources: Mapping[str, DataSource],
+    device: torch.device,
+    folder: Path,
+    backend: str,
+) -> str:
+    """The plan as text."""
+    needs = memory_needs(model, sources, device)
+    lines = [f"Run       {folder}", f"Device    {_device_text(settings, device)}"]
+    lines += _environment_lines(settings, facts, backend)
+    lines += ["Phases", *(f"  {text}" for text in phase_lines(phases, settings))]
+    lines += _wiring_lines(model)
+    lines += _parameter_lines(model.parameters)
+    lines += ["Memory    " + ", ".join(f"{kind} {_size(needs[kind])}" for kind in ("RAM", "GPU", "disk") if needs[kind])]
+    return "\n".join(lines) + "\n"
+
+
+def _device_text(settings: Settings, device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device}, {torch.get_num_threads()} thread(s) for the updates"
+
+
+def _environment_lines(settings: Settings, facts: EnvironmentFacts, backend: str) -> list[str]:
+    environment = settings.environment
+    action = facts.action_spec
+    if action.kind == "discrete":
+        text = "discrete " + "×".join(map(str, action.classes))
+    else:
+        text = f"continuous {action.encoded_size}, from -1 to 1"
+    limit = f", at most {facts.max_episode_steps} decisions an episode" if facts.max_episode_steps else ""
+    repeat = f", each for {facts.action_repeat} frames" if facts.action_repeat != 1 else ""
+    lines = [
+        f"Task      {environment.id}, {environment.num_envs} at once ({backend}), {facts.step_cost_us:.0f} µs a step",
+        f"Actions   {text}{repeat}{limit}",
+    ]
+    return lines + [f"Note      {note}" for note in facts.notes]
+
+
+def phase_lines(phases: Sequence[Phase], settings: Settings) -> list[str]:
+    """One line a phase: name, type, budget, hooks, data."""
+    total = f"{settings.training.total_timesteps:,}".replace(",", "_")
+    lines = []
+    for phase in phases:
+        budget = str(phase.duration) if phase.duration is not None else f"until {total} env steps"
+        if phase.repeat > 1:
+            budget += f", {phase.repeat} times"
+        if phase.until is not None:
+            limits = {"≥": phase.until.at_least, "≤": phase.until.at_most}
+            condition = " and ".join(f"{sign} {value:g}" for sign, value in limits.items() if value is not None)
+            again = f" {phase.until.times} times in a row" if phase.until.times > 1 else ""
+            budget += f", or until {phase.until.metric} {condition}{again}"
+        parts = [f"{phase.name} ({phase.type}): {budget}", " → ".join(map(str, phase.hooks))]
+        if phase.data_source is not None:
+            parts.append(f"data: {phase.data_source}")
+        if phase.controller_role is not None:
+            parts.append(f"controller: {phase.controller_role}")
+        lines.append("; ".join(parts))
+    return [*lines, f"in all at most {total} env steps"]
+
+
+def _wiring_lines(model: Model) -> list[str]:
+    lines = []
+    for name, part in model.components.items():
+        wiring = getattr(part, "wiring", None)
+        if wiring is not None:
+            lines += [f"  {name}: {key} → {text}" for key, text in wiring().items()]
+    return ["Wiring", *lines] if lines else []
+
+
+def _parameter_lines(counts: Mapping[str, int]) -> list[str]:
+    if not counts:
+        return ["Parameters  none to train"]
+    parts = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    return [f"Parameters  {sum(counts.values()):,} trainable: {parts}"]
+
+
+# Memory ---------------------------------------------------------------------------------------------------------------
+
+
+def memory_needs(model: Model, sources: Mapping[str, DataSource], device: torch.device) -> dict[str, int]:
+    """Bytes by kind: parameters with their optimiser state, and the data sources when full."""
+    held = sum(value.numel() * value.element_size() for part in model.modules.values() for value in _tensors(part))
+    trained = 4 * sum(model.parameters.values()) * OPTIMIZER_COPIES
+    needs = {"RAM": 0, "GPU": 0, "disk": 0}
+    needs["GPU" if device.type == "cuda" else "RAM"] += held + trained
+    for source in sources.values():
+        memory = source.memory()
+        for kind in needs:
+            needs[kind] += int(memory.get(kind.lower(), 0))
+    return needs
+
+
+def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def require_room(needs: Mapping[str, int], device: torch.device, folder: Path) -> None:
+    """Refuse at once what cannot fit. A data source checks its own share when it is prepared."""
+    free: dict[str, int] = {"RAM": psutil.virtual_memory().available, "disk": shutil.disk_usage(folder).free}
+    if device.type == "cuda":
+        free["GPU"] = torch.cuda.mem_get_info(device)[0]
+    for kind, available in free.items():
+        if needs[kind] > HEADROOM * available:
+            raise ConfigError(
+                f"The run needs {_size(needs[kind])} of {kind}, and {_size(available)} is free. Choose a smaller size, or "
+                "lower data_sources.replay.capacity, or keep the replay elsewhere (data_sources.replay.storage)."
+            )
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{max(count / MIB, 0.1):.1f} MiB"
+
+

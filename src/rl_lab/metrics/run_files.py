@@ -1,0 +1,150 @@
+"""A run directory as the report and the comparison read it. Any file may be missing, short or torn."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rl_lab.metrics.logger import ROW_HEAD
+
+# The first of these that a run has is "the return of training episodes".
+TRAIN_RETURNS = ("collect/return_mean", "collect/return", "collect/episode_return", "collect/episode_return_mean")
+EVAL_RETURN = "eval/return_mean"
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What a run left behind so far."""
+
+    folder: Path
+    info: dict[str, Any]  # run.json
+    config: dict[str, Any]
+    config_text: str
+    plan: str
+    rows: list[dict[str, Any]]  # metrics.jsonl
+    summary: dict[str, Any]
+    events: list[dict[str, Any]]
+    imagination: dict[str, Any]
+
+    @property
+    def axis(self) -> str:
+        """What curves run over: env steps, or updates where no environment was stepped."""
+        return "env_steps" if any(number(row.get("env_steps")) for row in self.rows) or not self.rows else "updates"
+
+    @property
+    def axis_label(self) -> str:
+        return self.axis.replace("_", " ")
+
+    def names(self) -> list[str]:
+        """The metrics that have at least one finite value, sorted."""
+        found = {name for row in self.rows for name, value in row.items() if number(value) is not None}
+        return sorted(found - set(ROW_HEAD))
+
+    def series(self, name: str, axis: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(x, y) of one metric where it was logged with a finite value."""
+        axis = axis or self.axis
+        points = [(number(row.get(axis)), number(row.get(name))) for row in self.rows]
+        known = [(x, y) for x, y in points if x is not None and y is not None]
+        return np.array([x for x, _ in known], np.float64), np.array([y for _, y in known], np.float64)
+
+    def train_return_name(self) -> str | None:
+        names = set(self.names())
+        return next((name for name in TRAIN_RETURNS if name in names), None)
+
+    def last(self, name: str) -> float | None:
+        """The summary's value, or the last one logged."""
+        value = number(self.summary.get(name))
+        if value is not None:
+            return value
+        return next((number(row.get(name)) for row in reversed(self.rows) if number(row.get(name)) is not None), None)
+
+    def setting(self, path: str, default: Any = None) -> Any:
+        """A value of the config by its dotted path."""
+        node: Any = self.config
+        for part in path.split("."):
+            if not isinstance(node, dict) or part not in node:
+                return default
+            node = node[part]
+        return node
+
+    @property
+    def experiment(self) -> str:
+        return str(self.setting("experiment.name") or self.folder.parent.name)
+
+    @property
+    def seed(self) -> Any:
+        return self.setting("experiment.seed")
+
+    @property
+    def status(self) -> str:
+        return str(self.info.get("status") or ("completed" if self.summary else "unknown"))
+
+    def videos(self) -> list[Path]:
+        """Videos of evaluation episodes, oldest first (the names end in the env steps)."""
+        folder = self.folder / "videos"
+        found = [path for path in folder.glob("*") if path.suffix in (".mp4", ".gif")] if folder.is_dir() else []
+        return sorted(found, key=lambda path: (_trailing_number(path.stem), path.name))
+
+
+def read_run(folder: Path) -> RunFiles:
+    """Read the files of a run directory; what is missing is empty."""
+    folder = Path(folder)
+    config_text = _text(folder / "config.yaml")
+    return RunFiles(
+        folder=folder,
+        info=_mapping(_text(folder / "run.json")),
+        config=_yaml(config_text),
+        config_text=config_text,
+        plan=_text(folder / "plan.txt"),
+        rows=_lines(folder / "metrics.jsonl"),
+        summary=_mapping(_text(folder / "summary.json")),
+        events=_lines(folder / "events.jsonl"),
+        imagination=_mapping(_text(folder / "imagination" / "imagination.json")),
+    )
+
+
+def number(value: Any) -> float | None:
+    """A finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The whole objects of a .jsonl file; a torn line is left out."""
+    return [row for row in map(_mapping, _text(path).splitlines()) if row]
+
+
+def _yaml(text: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _trailing_number(stem: str) -> int:
+    digits = stem.rsplit("-", 1)[-1]
+    return int(digits) if digits.isdigit() else 0

@@ -1,0 +1,93 @@
+"""What happens when a loss is NaN or infinite: find where it began, keep the batch, follow `training.on_nonfinite`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from rl_lab.errors import ConfigError, NonFiniteError, nearest
+from rl_lab.metrics.values import Metrics, TensorMetrics
+from rl_lab.orchestration.randomness import forked_random
+from rl_lab.orchestration.run_directory import RunDirectory
+from rl_lab.records import SequenceBatch
+from rl_lab.workflows.base import Workflow
+
+Policy = Literal["stop", "skip", "rollback"]
+MAX_ROLLBACKS = 3
+
+
+def first_bad(metrics: Metrics) -> str | None:
+    """The name of the first metric that is not finite. One device read for TensorMetrics."""
+    if isinstance(metrics, TensorMetrics):
+        if bool(torch.isfinite(metrics.values_vector).all()):
+            return None
+        finite = torch.isfinite(metrics.values_vector).tolist()
+        return metrics.names[finite.index(False)]
+    for name, value in metrics.items():
+        if not (bool(torch.isfinite(value).all()) if isinstance(value, Tensor) else math.isfinite(value)):
+            return name
+    return None
+
+
+class NonFiniteGuard:
+    """Decides on bad updates. The optimisers have refused to apply them already."""
+
+    def __init__(self, *, policy: Policy, run: RunDirectory, workflow: Workflow) -> None:
+        if policy not in get_args(Policy):
+            raise ConfigError(f"training.on_nonfinite is '{policy}'.{nearest(policy, get_args(Policy))}")
+        self.policy, self._run, self._workflow = policy, run, workflow
+        self.skipped = 0
+        self.rollbacks = 0
+
+    def handle(self, metric: str, batch: SequenceBatch | None, *, updates: int, env_steps: int) -> Policy:
+        """Report a bad value; returns what is to be done, or raises where the run is to stop."""
+        path = self._save_batch(batch, updates) if batch is not None else None
+        source = "unknown: no batch is at hand"
+        if batch is not None:
+            with forked_random(updates):
+                source = self._workflow.diagnose(batch)
+        message = (
+            f"{metric} became NaN or infinite in update {updates} (env step {env_steps}). First: {source}."
+            f"{f' The batch is in {path}.' if path else ''}"
+        )
+        self._run.event("nonfinite", message, env_steps)
+        if self.policy == "skip":
+            self.skipped += 1
+            return "skip"
+        if self.policy == "rollback" and self.rollbacks < MAX_ROLLBACKS:
+            self.rollbacks += 1
+            return "rollback"
+        tried = f" {self.rollbacks} rollbacks did not help." if self.rollbacks else ""
+        raise NonFiniteError(
+            f"{message}{tried} Lower the learning rate or look at the batch; training.on_nonfinite=skip leaves such"
+            " updates out, =rollback goes back to the last checkpoint."
+        )
+
+    def _save_batch(self, batch: SequenceBatch, updates: int) -> Path:
+        folder = self._run.path / "nonfinite"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"batch-{updates}.pt"
+        values = {field.name: getattr(batch, field.name) for field in fields(batch)}
+        torch.save({name: _to_cpu(value) for name, value in values.items()}, path)
+        return path
+
+    def state_dict(self) -> dict[str, int]:
+        return {"skipped": self.skipped}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Rollbacks are counted by the process: the run that goes on meets the same ones again."""
+        self.skipped = state["skipped"]
+
+
+def _to_cpu(value: object) -> object:
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {name: _to_cpu(part) for name, part in value.items()}
+    return value

@@ -1,0 +1,371 @@
+"""The loop: asks the scheduler what to do, has it done, routes data, logs, evaluates, saves. It computes no loss."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from rl_lab.data_sources.base import DataSource
+from rl_lab.environments.base import SeedStream, VectorEnv
+from rl_lab.errors import CheckpointError, ConfigError, RLLabError
+from rl_lab.metrics.console import RunConsole
+from rl_lab.metrics.logger import MetricsLogger
+from rl_lab.metrics.values import Metrics
+from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointManager
+from rl_lab.orchestration.completion import complete
+from rl_lab.orchestration.evaluation import EvaluationResult, evaluate
+from rl_lab.orchestration.nonfinite import NonFiniteGuard, Policy, first_bad
+from rl_lab.orchestration.phase_records import Phase
+from rl_lab.orchestration.recorder import Recorder
+from rl_lab.orchestration.run_directory import RunDirectory
+from rl_lab.orchestration.run_state import agent_state, gather_state, restore_state, vary_random_streams
+from rl_lab.orchestration.scheduler import Action, PhaseScheduler
+from rl_lab.orchestration.signals import StopSignal
+from rl_lab.records import SequenceBatch
+from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.context import PhaseView, WorkflowContext
+
+_PREFIXES = {"update_controller": "controller"}  # the metrics of other updates go under train/
+STATUS_EVERY_S = 0.25
+_ACTIVITY = {"collect": "collecting", "update": "updating", "evaluate": "evaluating"}
+
+
+class EvalEnvsFactory(Protocol):
+    """Makes the environments of one evaluation stream."""
+
+    def __call__(self, stream: SeedStream, *, render: bool) -> VectorEnv: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopSettings:
+    """What the loop takes from the configuration."""
+
+    total_timesteps: int
+    log_every: int = 500  # env steps (updates in phases that collect nothing)
+    checkpoint_every: int = 10_000
+    episodes: int = 10  # of one evaluation
+    final_episodes: int | None = None  # None: as many as of any other
+    video: bool = False  # of one final episode
+    on_nonfinite: Policy = "stop"
+    best_metric: str | None = None  # checkpoint.best: keep the agent whose evaluation was highest in this
+    select: Literal["last", "best"] = "last"  # evaluation.select: which agent plays the final episodes
+
+
+class Orchestrator:
+    """One run, from its first action to its report."""
+
+    def __init__(
+        self,
+        *,
+        workflow: Workflow,
+        context: WorkflowContext,
+        phases: Sequence[Phase],
+        settings: LoopSettings,
+        run: RunDirectory,
+        logger: MetricsLogger,
+        console: RunConsole,
+        checkpoints: CheckpointManager,
+        eval_envs: EvalEnvsFactory,
+        on_complete: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        self.workflow, self.context, self.settings, self.run_directory = workflow, context, settings, run
+        self.checkpoints, self.eval_envs, self.on_complete = checkpoints, eval_envs, on_complete
+        self.scheduler = PhaseScheduler(phases, settings.total_timesteps, ready=self._source_ready)
+        repeat = context.train_envs.action_repeat if context.train_envs is not None else 1
+        self.recorder = Recorder(
+            run=run, logger=logger, console=console, scheduler=self.scheduler, action_repeat=repeat
+        )
+        self.guard = NonFiniteGuard(policy=settings.on_nonfinite, run=run, workflow=workflow)
+        self.signal = StopSignal()
+        self._spec = workflow.batch_spec()
+        if self._spec is None and any(phase.updates for phase in phases):
+            raise ConfigError(
+                f"The workflow '{workflow.name}' has update hooks in its phases but states no batch_spec."
+            )
+        self._hooks: dict[str, Callable[..., Any]] = {
+            hook.name: getattr(workflow, hook.name)
+            for phase in phases
+            for hook in phase.hooks
+            if hook.kind in ("update", "own")
+        }
+        self._views = {phase.name: _view(phase) for phase in phases}
+        self._plans_phases = type(workflow).plan_phase is not Workflow.plan_phase
+        self._checks_each_update = context.device.type == "cpu"  # elsewhere a check would wait for the device
+        self._periodic_envs: VectorEnv | None = context.eval_envs
+        self._batch: SequenceBatch | None = None
+        self._best_score: float | None = None
+        # The clock counts env steps, and updates in phases that collect nothing: what logs and checkpoints go by.
+        self._clock = 0
+        self._next_log, self._next_checkpoint = settings.log_every, settings.checkpoint_every
+        self._next_due = min(self._next_log, self._next_checkpoint)
+
+    # Running ----------------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Go on until the run is complete (0) or a signal stops it (130, 143). Errors leave the run `failed`."""
+        run = self.run_directory
+        with self.signal:
+            try:
+                self._loop()
+                self.save()
+                completed = self.signal.received is None and complete(self)
+            except KeyboardInterrupt:  # a second Ctrl-C: at once, without a checkpoint
+                run.finish("interrupted", "stopped at once; the last checkpoint stands")
+                return 130
+            except BaseException as error:
+                run.finish("failed", f"{type(error).__name__}: {error}")
+                if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                    raise self._disk_full(error) from error
+                raise
+            if completed:
+                return 0
+            run.finish("interrupted")
+            self.recorder.console.message(
+                f"Interrupted and saved. Go on with: rl-lab train training.resume_path={run.path}"
+            )
+            return self.signal.exit_code
+
+    def _disk_full(self, error: OSError) -> RLLabError:
+        last = self.checkpoints.latest()
+        return RLLabError(
+            f"The disk is full ({error}). Everything up to {f'the checkpoint {last}' if last else 'the start'} is safe:"
+            f" free some space, then go on with training.resume_path={self.run_directory.path}"
+        )
+
+    def _loop(self) -> None:
+        scheduler, recorder, workflow, signal = self.scheduler, self.recorder, self.workflow, self.signal
+        next_action, advance, collect_step, monotonic = (
+            scheduler.next_action,
+            scheduler.advance,
+            workflow.collect_step,
+            time.monotonic,
+        )
+        envs = self.context.train_envs
+        phase: Phase | None = None
+        view, status_due = PhaseView("", ""), 0.0
+        source: DataSource | None = None
+        while True:
+            action = next_action()
+            if action is None or action.new_batch or action.kind != "update":  # no batch is half used
+                if signal.received is not None:
+                    return
+                if self._clock >= self._next_due:
+                    self._on_due()
+                    continue  # a rollback or a condition may have changed what comes next
+                if self._plans_phases and self._jumped():
+                    continue
+            if action is None:
+                return
+            if action.phase is not phase:
+                phase = action.phase
+                view = self._views[phase.name]
+                source = self.context.data_sources[phase.data_source] if phase.data_source is not None else None
+            if (now := monotonic()) >= status_due:
+                status_due = now + STATUS_EVERY_S
+                recorder.show(_ACTIVITY.get(action.kind, action.hook), now)
+            if action.kind == "collect":
+                result = collect_step(scheduler.env_steps, phase=view)
+                if result is None:
+                    advance(action)
+                    continue
+                if source is not None:
+                    for block in result.blocks:
+                        source.add(block)
+                advance(action, steps=result.env_steps)
+                self._clock += result.env_steps
+                if result.episodes:
+                    recorder.finished_episodes(result.episodes)
+                if envs is not None and envs.events:
+                    recorder.environment_events(envs.drain_events())
+            else:
+                self._other(action, view)
+
+    def _other(self, action: Action, view: PhaseView) -> None:
+        """Everything but collecting: rarer, and much longer than this takes."""
+        if action.kind == "update":
+            self._update(action, view)
+        elif action.kind == "evaluate":
+            if self._evaluate():
+                self.scheduler.advance(action)
+        else:
+            metrics = self._hooks[action.hook](phase=view)
+            if metrics:
+                self.recorder.accumulator.add("workflow", metrics)
+            self.scheduler.advance(action)
+
+    def _update(self, action: Action, view: PhaseView) -> None:
+        scheduler = self.scheduler
+        if action.new_batch:
+            assert action.phase.data_source is not None
+            assert self._spec is not None
+            self._batch = self.context.data_sources[action.phase.data_source].sample(self._spec)
+        metrics: Metrics = self._hooks[action.hook](self._batch, phase=view)
+        prefix = _PREFIXES.get(action.hook, "train")
+        bad = first_bad(metrics) if self._checks_each_update else None
+        if bad is None:
+            self.recorder.accumulator.add(prefix, metrics)
+        elif self._nonfinite(f"{prefix}/{bad}") == "rollback":
+            return
+        scheduler.advance(action, updates=1)
+        if not action.phase.collects:
+            self._clock += 1
+
+    def _source_ready(self, name: str) -> bool:
+        return self._spec is None or self.context.data_sources[name].ready(self._spec)
+
+    def _jumped(self) -> bool:
+        name = self.workflow.plan_phase(self.scheduler.env_steps)
+        if name is None or name == self.scheduler.current_phase().name:
+            return False
+        self.scheduler.jump(name)
+        return True
+
+    # What is due now and then -----------------------------------------------------------------------------------------
+
+    def _on_due(self) -> None:
+        if self._clock >= self._next_log:
+            every = self.settings.log_every
+            self._next_log = self._clock - self._clock % every + every
+            self.log()
+        if self._clock >= self._next_checkpoint:
+            every = self.settings.checkpoint_every
+            self._next_checkpoint = self._clock - self._clock % every + every
+            self.save()
+        self._next_due = min(self._next_log, self._next_checkpoint)
+
+    def log(self) -> None:
+        """Write a row of metrics, and show it to the phase's condition."""
+        self.workflow.log_metrics(self.scheduler.env_steps, self.recorder.logger)
+        extra = {"train/skipped_updates": float(self.guard.skipped)} if self.guard.policy == "skip" else {}
+        values = self.recorder.row(extra)
+        self.scheduler.observe(values)
+        if not self._checks_each_update:
+            learned = {name: value for name, value in values.items() if name.startswith(("train/", "controller/"))}
+            bad = first_bad(learned)
+            if bad is not None:
+                self._nonfinite(bad)
+
+    def _nonfinite(self, metric: str) -> Policy:
+        decision = self.guard.handle(
+            metric, self._batch, updates=self.scheduler.updates + 1, env_steps=self.scheduler.env_steps
+        )
+        if decision == "rollback":
+            self._roll_back()
+        return decision
+
+    def _roll_back(self) -> None:
+        path = self.checkpoints.latest()
+        if path is None:
+            raise CheckpointError(
+                "training.on_nonfinite=rollback: there is no checkpoint to go back to yet. Lower checkpoint.every."
+            )
+        attempt = self.guard.rollbacks
+        self._restore(self.checkpoints.load(path), keep_wall=True)
+        vary_random_streams(self.context.seed, attempt)
+        if self._spec is not None:
+            for source in self.context.data_sources.values():  # other batches than those that led here
+                for _ in range(attempt):
+                    if source.ready(self._spec):
+                        source.sample(self._spec)
+        self.run_directory.event("rollback", f"went back to {path.name} (rollback {attempt})", self.scheduler.env_steps)
+        self.recorder.console.message(f"A loss was not finite: went back to {path.name} (rollback {attempt}).")
+
+    # Evaluating -------------------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> bool:
+        """A periodic evaluation, always of the same episodes. False where a signal cut it short."""
+        self.recorder.console.activity("evaluating")
+        if self._periodic_envs is None:
+            self._periodic_envs = self.eval_envs("eval", render=False)
+        result = evaluate(
+            self.workflow,
+            self._periodic_envs,
+            self.settings.episodes,
+            seed=self.context.seed,
+            stream="eval",
+            stop=self.signal.is_set,
+        )
+        if result is None:
+            return False
+        self.report_evaluation(result)
+        return True
+
+    def report_evaluation(self, result: EvaluationResult) -> None:
+        metrics = result.metrics()
+        self.recorder.write(metrics)
+        self.scheduler.observe(metrics)
+        step, mean = self.scheduler.env_steps, result.return_mean
+        self.recorder.console.message(
+            f"step {step}: evaluation return {mean:.1f} ± {result.return_std:.1f} ({len(result.returns)} episodes)"
+        )
+        name = self.settings.best_metric
+        if name is None:
+            return
+        if name not in metrics:
+            raise ConfigError(
+                f"checkpoint.best is '{name}', which no evaluation reports: use one of {', '.join(metrics)}."
+            )
+        if self._best_score is None or metrics[name] > self._best_score:
+            self._best_score = metrics[name]
+            self.checkpoints.save_best(self._clock, agent_state(self.workflow, self.context), metrics[name])
+
+    # Saving -----------------------------------------------------------------------------------------------------------
+
+    def save(self) -> Path:
+        """Write a checkpoint of the run as it stands."""
+        self.recorder.console.activity("saving a checkpoint")
+        state = gather_state(self.workflow, self.context, self.scheduler)
+        state["loop"] = {
+            "clock": self._clock,
+            "next_log": self._next_log,
+            "next_checkpoint": self._next_checkpoint,
+            "best_score": self._best_score,
+            "guard": self.guard.state_dict(),
+            "recorder": self.recorder.state_dict(),
+        }
+        return self.checkpoints.save(self._clock, state, self.context.data_sources)
+
+    def resume(self, path: Path | None = None) -> bool:
+        """Go back to a checkpoint (the latest). False where there is none yet: the run then starts anew."""
+        self.checkpoints.recover()
+        path = path or self.checkpoints.latest()
+        recorder, run = self.recorder, self.run_directory
+        if path is None:
+            recorder.logger.truncate(0)
+            run.truncate_events(0)
+            run.event("resume", "there was no checkpoint yet: started from the beginning", 0)
+            return False
+        self._restore(self.checkpoints.load(path))
+        run.event("resume", f"went on from {path.name}", self.scheduler.env_steps)
+        return True
+
+    def _restore(self, checkpoint: Checkpoint, *, keep_wall: bool = False) -> None:
+        restore_state(checkpoint, self.workflow, self.context, self.scheduler)
+        loop, settings = checkpoint.state["loop"], self.settings
+        self._clock, self._best_score = loop["clock"], loop["best_score"]
+        # A shorter interval than the saved one takes effect at once; what was due already stays due.
+        self._next_log = min(loop["next_log"], self._clock - self._clock % settings.log_every + settings.log_every)
+        every = settings.checkpoint_every
+        self._next_checkpoint = min(loop["next_checkpoint"], self._clock - self._clock % every + every)
+        self._next_due = min(self._next_log, self._next_checkpoint)
+        self.guard.load_state_dict(loop["guard"])
+        self.recorder.load_state_dict(loop["recorder"], keep_wall=keep_wall)
+        self._batch = None
+
+    def close(self) -> None:
+        """Close the environments, data sources, log and console of the run."""
+        for envs in (self.context.train_envs, self._periodic_envs):
+            if envs is not None:
+                envs.close()
+        for source in self.context.data_sources.values():
+            source.close()
+        self.recorder.logger.close()
+        self.recorder.console.close()
+
+
+def _view(phase: Phase) -> PhaseView:
+    return PhaseView(phase.name, phase.type, phase.data_source, phase.controller_role, phase.options)

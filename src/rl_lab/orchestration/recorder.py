@@ -1,0 +1,164 @@
+"""What a run tells while it goes on: rows of metrics, the console's line, events, and the clocks behind them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rl_lab.metrics.accumulator import MetricAccumulator
+from rl_lab.metrics.console import RunConsole, RunStatus
+from rl_lab.metrics.logger import MetricsLogger
+from rl_lab.orchestration.run_directory import RunDirectory
+from rl_lab.orchestration.scheduler import PhaseScheduler
+from rl_lab.records import EpisodeSummary
+
+RESTART_EVENT = "worker_restart"
+
+
+class Recorder:
+    """Collects between two rows, writes them, and shows where the run stands."""
+
+    def __init__(
+        self,
+        *,
+        run: RunDirectory,
+        logger: MetricsLogger,
+        console: RunConsole,
+        scheduler: PhaseScheduler,
+        action_repeat: int = 1,
+    ) -> None:
+        self.run, self.logger, self.console, self._scheduler = run, logger, console, scheduler
+        self._action_repeat = action_repeat
+        self.accumulator = MetricAccumulator()
+        self.episodes = 0
+        self.worker_restarts = 0
+        self._returns = self._lengths = 0.0
+        self._new_episodes = 0
+        self._last_return: float | None = None
+        self._wall_before = 0.0  # spent by earlier processes of this run
+        self._started = time.monotonic()
+        self._row_mark = self._rate_mark = (self._started, 0, 0)  # time, env steps, updates
+        self._rates: tuple[float | None, float | None] = (None, None)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that the run has taken, over all its processes."""
+        return self._wall_before + time.monotonic() - self._started
+
+    # Collecting -------------------------------------------------------------------------------------------------------
+
+    def finished_episodes(self, episodes: Iterable[EpisodeSummary]) -> None:
+        for episode in episodes:
+            self._returns += episode.episode_return
+            self._lengths += episode.length
+            self._new_episodes += 1
+            self.episodes += 1
+            self._last_return = episode.episode_return
+
+    def environment_events(self, events: Iterable[Mapping[str, str]]) -> None:
+        """Worker restarts and the like, as the environments report them."""
+        for event in events:
+            self.worker_restarts += event["kind"] == RESTART_EVENT
+            self.run.event(event["kind"], event["message"], self._scheduler.env_steps)
+            self.console.message(f"{event['kind']}: {event['message']}")
+
+    # Rows -------------------------------------------------------------------------------------------------------------
+
+    def row(self, extra: Mapping[str, float]) -> dict[str, float]:
+        """Write what came together since the last row; the values that went into it."""
+        scheduler, now = self._scheduler, time.monotonic()
+        values = self.accumulator.flush()
+        values.update(extra)
+        values["collect/episodes"] = self.episodes
+        values["collect/frames"] = scheduler.env_steps * self._action_repeat
+        values["collect/worker_restarts"] = self.worker_restarts
+        if self._new_episodes:
+            values["collect/episode_return"] = self._returns / self._new_episodes
+            values["collect/episode_length"] = self._lengths / self._new_episodes
+        values.update({f"phase/{name}": count for name, count in scheduler.phase_counts().items()})
+        since, env_steps, updates = self._row_mark
+        seconds = max(now - since, 1e-9)
+        values["time/env_steps_per_s"] = (scheduler.env_steps - env_steps) / seconds
+        values["time/updates_per_s"] = (scheduler.updates - updates) / seconds
+        self._row_mark = (now, scheduler.env_steps, scheduler.updates)
+        self._returns = self._lengths = 0.0
+        self._new_episodes = 0
+        self.write(values)
+        return values
+
+    def write(self, values: Mapping[str, float]) -> None:
+        """One row with these values, as of now."""
+        scheduler = self._scheduler
+        self.logger.log(
+            env_steps=scheduler.env_steps,
+            updates=scheduler.updates,
+            wall_s=self.wall_s,
+            phase=scheduler.current_phase().name,
+            values=values,
+        )
+
+    # The console ------------------------------------------------------------------------------------------------------
+
+    def show(self, activity: str, now: float) -> None:
+        """Renew the status line."""
+        scheduler = self._scheduler
+        since, env_steps, updates = self._rate_mark
+        if now - since >= 2.0:
+            seconds = now - since
+            self._rates = ((scheduler.env_steps - env_steps) / seconds, (scheduler.updates - updates) / seconds)
+            self._rate_mark = (now, scheduler.env_steps, scheduler.updates)
+        waiting = scheduler.waiting_for
+        progress = scheduler.progress()
+        self.console.status(
+            RunStatus(
+                phase=scheduler.current_phase().name,
+                activity=f"waiting for {waiting} to fill" if waiting else activity,
+                env_steps=scheduler.env_steps,
+                total=scheduler.total_timesteps or None,
+                updates=scheduler.updates,
+                env_steps_per_s=self._rates[0],
+                updates_per_s=self._rates[1],
+                last_return=self._last_return,
+                eta_s=self._time_left(),
+                progress=progress,
+            )
+        )
+
+    def _time_left(self) -> float | None:
+        """By env steps while the phase collects, else by the updates that the phase has left."""
+        scheduler = self._scheduler
+        env_rate, update_rate = self._rates
+        if scheduler.current_phase().collects:
+            return (scheduler.total_timesteps - scheduler.env_steps) / env_rate if env_rate else None
+        left = scheduler.updates_left()
+        return left / update_rate if left is not None and update_rate else None
+
+    # Saving -----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "accumulator": self.accumulator.state_dict(),
+            "episodes": self.episodes,
+            "worker_restarts": self.worker_restarts,
+            "returns": self._returns,
+            "lengths": self._lengths,
+            "new_episodes": self._new_episodes,
+            "last_return": self._last_return,
+            "wall_s": self.wall_s,
+            "metrics_position": self.logger.position(),
+            "events_position": self.run.events_position(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, keep_wall: bool = False) -> None:
+        """Restore, and forget the rows that were written after the checkpoint. `keep_wall`: time goes on (rollback)."""
+        self.accumulator.load_state_dict(state["accumulator"])
+        self.episodes, self.worker_restarts = state["episodes"], state["worker_restarts"]
+        self._returns, self._lengths = state["returns"], state["lengths"]
+        self._new_episodes, self._last_return = state["new_episodes"], state["last_return"]
+        self.logger.truncate(state["metrics_position"])
+        if not keep_wall:
+            self._wall_before, self._started = state["wall_s"], time.monotonic()
+            self.run.truncate_events(state["events_position"])
+        now = time.monotonic()
+        self._row_mark = self._rate_mark = (now, self._scheduler.env_steps, self._scheduler.updates)

@@ -1,0 +1,84 @@
+"""The whole state of a run as one dict, and back. Everything that steers the run is in it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from rl_lab.errors import CheckpointError
+from rl_lab.orchestration.checkpoint import Checkpoint
+from rl_lab.orchestration.randomness import get_random_state, set_random_state
+from rl_lab.orchestration.scheduler import PhaseScheduler
+from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.context import WorkflowContext
+
+
+def agent_state(workflow: Workflow, context: WorkflowContext) -> dict[str, Any]:
+    """What it takes to act."""
+    return {
+        "components": {name: module.state_dict() for name, module in context.components.items()},
+        "controllers": context.controllers.state_dict(),
+        "workflow_state": workflow.get_state(),
+    }
+
+
+def gather_state(workflow: Workflow, context: WorkflowContext, scheduler: PhaseScheduler) -> dict[str, Any]:
+    """Everything but the data sources, which write files of their own."""
+    return {
+        **agent_state(workflow, context),
+        "workflow": workflow.name,
+        "global_step": {"env_steps": scheduler.env_steps, "updates": scheduler.updates},
+        "phase": scheduler.get_state(),
+        "optimizers": {name: optimizer.state_dict() for name, optimizer in context.optimizers.items()},
+        "environment": context.train_envs.get_state() if context.train_envs is not None else {},
+        "random": get_random_state(),
+    }
+
+
+def load_agent(checkpoint: Checkpoint, workflow: Workflow, context: WorkflowContext) -> None:
+    """Put the weights, and what else the workflow keeps, in place."""
+    _check_names(checkpoint, "components", set(context.components))
+    _check_names(checkpoint, "controllers", set(context.controllers))
+    try:
+        for name, module in context.components.items():
+            module.load_state_dict(checkpoint.state["components"][name])
+        context.controllers.load_state_dict(checkpoint.state["controllers"])
+    except RuntimeError as error:  # torch's words for other shapes or names
+        raise CheckpointError(
+            f"{checkpoint.path} does not fit this model: {' '.join(str(error).split())[:600]}."
+            " Use the run's own config.yaml."
+        ) from error
+    workflow.set_state(checkpoint.state["workflow_state"])
+
+
+def restore_state(
+    checkpoint: Checkpoint, workflow: Workflow, context: WorkflowContext, scheduler: PhaseScheduler
+) -> None:
+    """Bring everything back. The random streams come last: bringing the rest back may draw from them."""
+    state = checkpoint.state
+    if context.train_envs is not None:
+        workflow.restart(context.train_envs.set_state(state["environment"]))
+    load_agent(checkpoint, workflow, context)
+    _check_names(checkpoint, "optimizers", set(context.optimizers))
+    for name, optimizer in context.optimizers.items():
+        optimizer.load_state_dict(state["optimizers"][name])
+    for name, source in context.data_sources.items():
+        checkpoint.restore_source(name, source)
+    scheduler.set_state(state["phase"])
+    set_random_state(state["random"])
+
+
+def vary_random_streams(seed: int, attempt: int) -> None:
+    """After a rollback: other draws than those that led into the bad update."""
+    torch.manual_seed(random.Random(f"{seed}-{attempt}").getrandbits(62))
+
+
+def _check_names(checkpoint: Checkpoint, group: str, here: set[str]) -> None:
+    saved = set(checkpoint.state[group])
+    if saved != here:
+        difference = ", ".join(sorted(saved ^ here))
+        raise CheckpointError(
+            f"{checkpoint.path} has other {group} than this run: {difference}. Resume with the run's own config.yaml."
+        )

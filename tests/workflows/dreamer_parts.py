@@ -1,0 +1,96 @@
+"""A small DreamerV3 with hand-made batches, for tests."""
+
+from __future__ import annotations
+
+import torch
+
+from rl_lab.components.controllers.actors import make_actor
+from rl_lab.components.controllers.critics import TwoHotCritic
+from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.decoders import MultiKeyDecoder
+from rl_lab.components.encoders import MultiKeyEncoder
+from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
+from rl_lab.components.representation_learners.rssm import BlockRSSM
+from rl_lab.nn.normalizers import ReturnNormalizer
+from rl_lab.nn.optimizers import LaProp
+from rl_lab.records import SequenceBatch
+from rl_lab.specs import ActionSpec, ObservationSpec
+from rl_lab.workflows.context import WorkflowContext
+from rl_lab.workflows.dreamer_v3 import DETER, STOCH, DreamerV3
+
+VECTOR = {"vector": ObservationSpec("vector", (4,), "float32")}
+DISCRETE, CONTINUOUS = ActionSpec("discrete", (1,), (3,)), ActionSpec("continuous", (2,))
+SMALL = {"deter": 32, "hidden": 16, "groups": 4, "classes": 4, "units": 16, "depth": 2}
+
+
+def make_dreamer(
+    observation: dict[str, ObservationSpec] | None = None,
+    action: ActionSpec = DISCRETE,
+    *,
+    sizes: dict[str, int] = SMALL,
+    lr: float = 1e-3,
+    **hyperparameters,
+) -> DreamerV3:
+    observation = observation or VECTOR
+    units, depth = sizes["units"], sizes["depth"]
+    latent = {name: sizes[name] for name in ("deter", "hidden", "groups", "classes")}
+    encoder = MultiKeyEncoder(observation=observation, units=units, depth=depth)
+    rssm = BlockRSSM(embed_size=encoder.output_size, action_size=action.encoded_size, **latent)
+    decoder = MultiKeyDecoder(
+        observation=observation, deter=rssm.deter, stoch_size=rssm.stoch_size, units=units, depth=depth
+    )
+    size = {"feature_size": rssm.feature_size, "units": units}
+    components = {
+        "encoder": encoder, "rssm": rssm, "decoder": decoder, "reward": RewardPredictor(**size),
+        "continue": ContinuePredictor(**size), "return_normalizer": ReturnNormalizer(),
+    }  # fmt: skip
+    controllers = {"policy": make_actor(action=action, **size), "critic": TwoHotCritic(**size)}
+    modules = [*components.values(), *controllers.values()]
+    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+    context = WorkflowContext(
+        config={}, device=torch.device("cpu"), seed=0, observation_spec=observation, action_spec=action,
+        components=components, controllers=ControllerManager(controllers),
+        optimizers={"main": LaProp(parameters, lr=lr, warmup=0)},
+    )  # fmt: skip
+    workflow = DreamerV3(**({"batch_size": 3, "sequence_length": 6, "horizon": 4} | hyperparameters))
+    workflow.initialize(context)
+    return workflow
+
+
+def trainable_counts(workflow: DreamerV3) -> dict[str, int]:
+    parts = {**workflow.context.components, **dict(workflow.context.controllers.items())}
+    return {name: sum(p.numel() for p in part.parameters() if p.requires_grad) for name, part in parts.items()}
+
+
+def make_batch(workflow: DreamerV3, *, seed: int = 0, batch: int = 3, time: int = 7) -> SequenceBatch:
+    """Random records, the context record included."""
+    generator = torch.Generator().manual_seed(seed)
+    observation = {}
+    for key, spec in workflow.context.observation_spec.items():
+        shape = (batch, time, *spec.shape)
+        if spec.kind == "image":
+            observation[key] = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        else:
+            observation[key] = torch.randn(shape, generator=generator)
+    spec = workflow.context.action_spec
+    if spec.kind == "discrete":
+        action = torch.randint(0, spec.classes[0], (batch, time, 1), generator=generator, dtype=torch.int32)
+    else:
+        action = torch.rand(batch, time, *spec.shape, generator=generator) * 2 - 1
+    flags = torch.zeros(batch, time, dtype=torch.bool)
+    rssm = workflow.rssm
+    return SequenceBatch(
+        observation=observation, action=action, reward=torch.randn(batch, time, generator=generator),
+        is_first=flags.clone(), is_last=flags.clone(), is_terminal=flags.clone(),
+        extras={
+            DETER: (0.3 * torch.randn(batch, time, rssm.deter, generator=generator)).half(),
+            STOCH: torch.randint(0, rssm.classes, (batch, time, rssm.groups), generator=generator, dtype=torch.uint8),
+        },
+    )  # fmt: skip
+
+
+def inputs_of(batch: SequenceBatch) -> dict[str, torch.Tensor]:
+    """The flat form that the training step takes."""
+    inputs = {f"observation.{key}": value for key, value in batch.observation.items()}
+    inputs |= {name: getattr(batch, name) for name in ("action", "reward", "is_first", "is_last", "is_terminal")}
+    return inputs | {name: value[:, 0] for name, value in batch.extras.items()}
