@@ -56,7 +56,9 @@ class Feeder:
         flags = np.full(len(envs), last)
         return {
             "observation.vector": np.stack([envs, sequence], 1).astype(np.float32),
-            "observation.image": np.broadcast_to(sequence[:, None, None, None] % 256, (len(envs), 4, 4, 3)).astype("u1"),
+            "observation.image": np.broadcast_to(sequence[:, None, None, None] % 256, (len(envs), 4, 4, 3)).astype(
+                "u1"
+            ),
             "action": (sequence[:, None] + 1).astype(np.int32),
             "reward": sequence.astype(np.float32),
             "is_first": first,

@@ -246,7 +246,9 @@ def test_capacity_below_one_window_is_refused(tmp_path):
 
 def test_capacity_that_cannot_fit_is_refused_with_one_that_can(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "available_ram", lambda: 79_000)
-    with pytest.raises(DataError, match=r"of RAM when full .* data_sources.replay.capacity to 900 or less, or set .*storage to disk"):
+    with pytest.raises(
+        DataError, match=r"of RAM when full .* data_sources.replay.capacity to 900 or less, or set .*storage to disk"
+    ):
         make(tmp_path, capacity=10_000)
     monkeypatch.setattr(room, "available_disk", lambda folder: 79_000)
     with pytest.raises(DataError, match=r"of disk under .* data_sources.replay.capacity to 900 or less"):
@@ -278,7 +280,9 @@ def test_unknown_fields_are_refused_with_the_nearest_name(tmp_path):
         replay.update(torch.zeros(1, 1, dtype=torch.long), {"latent.deter": torch.zeros(1, 1, 4)})
 
 
-@pytest.mark.parametrize("settings", [{"storage": "tape"}, {"prefetch": "maybe"}, {"capacity": 0}, {"start_after": 500}])
+@pytest.mark.parametrize(
+    "settings", [{"storage": "tape"}, {"prefetch": "maybe"}, {"capacity": 0}, {"start_after": 500}]
+)
 def test_settings_are_checked(settings, tmp_path):
     with pytest.raises(ConfigError, match=f"{next(iter(settings))}="):
         make(tmp_path, **settings)

@@ -45,7 +45,9 @@ class Mixed(gymnasium.Env):
             {
                 "camera": spaces.Box(0, 255, (3, 48, 40), np.uint8),
                 "float camera": spaces.Box(0.0, 1.0, (32, 32, 3), np.float32),
-                "inner": spaces.Dict({"pose": spaces.Box(-1, 1, (2, 2), np.float64), "gear": spaces.Discrete(4, start=-1)}),
+                "inner": spaces.Dict(
+                    {"pose": spaces.Box(-1, 1, (2, 2), np.float64), "gear": spaces.Discrete(4, start=-1)}
+                ),
                 "flags": spaces.MultiBinary(3),
                 "dials": spaces.MultiDiscrete([2, 5]),
                 "pair": spaces.Tuple([spaces.Discrete(2), spaces.Box(0, 1, ())]),
@@ -75,9 +77,7 @@ class Fragile(Counter):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         result = super().step(action)
-        if self.count == self.at and not (self.marker and os.path.exists(self.marker)):
-            if self.marker:
-                open(self.marker, "w").close()
+        if self.count == self.at and self._first_of_all():
             if self.how == "raise":
                 raise RuntimeError("the flux capacitor broke")
             if self.how == "die":
@@ -89,6 +89,15 @@ class Fragile(Counter):
             if self.how == "shape":
                 return np.zeros(7), *result[1:]  # type: ignore[return-value]
         return result
+
+    def _first_of_all(self) -> bool:
+        """Whether this is the first failure, over all processes."""
+        try:
+            if self.marker:
+                os.close(os.open(self.marker, os.O_CREAT | os.O_EXCL))
+            return True
+        except FileExistsError:
+            return False
 
 
 class Unseeded(Counter):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -26,6 +28,15 @@ def test_percentiles_interpolate_like_torch_quantile() -> None:
     normalizer.update(values)
     expected = torch.quantile(values, torch.tensor([0.05, 0.95]))
     torch.testing.assert_close(torch.stack([normalizer.low, normalizer.high]), expected)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_returns_that_are_not_finite_leave_no_trace(bad: float) -> None:
+    normalizer = ReturnNormalizer()
+    normalizer.update(torch.arange(101.0))
+    before = normalizer.high.item(), normalizer.low.item()
+    normalizer.update(torch.tensor([1.0, bad, 2.0]))
+    assert (normalizer.high.item(), normalizer.low.item()) == before
 
 
 def test_state_is_saved() -> None:

@@ -168,6 +168,24 @@ def test_state_survives_saving_without_code() -> None:
         assert torch.equal(left, right)
 
 
+def test_state_tensors_are_all_that_a_step_changes() -> None:
+    """With the parameters they undo a step to the bit, as the warm-up of a CUDA graph needs."""
+    parameters = make_parameters()
+    optimizer = LaProp(parameters, warmup=2)
+    results = []
+    for _ in range(2):
+        tensors = [*parameters, *optimizer.state_tensors()]
+        before = [tensor.detach().clone() for tensor in tensors]
+        set_gradients(parameters, gradients(1))
+        optimizer.step()
+        results.append([tensor.detach().clone() for tensor in tensors])
+        with torch.no_grad():
+            for tensor, saved in zip(tensors, before, strict=True):
+                tensor.copy_(saved)
+    for left, right in zip(*results, strict=True):
+        assert torch.equal(left, right)
+
+
 def test_state_of_another_model_is_refused() -> None:
     optimizer = LaProp(make_parameters())
     with pytest.raises(CheckpointError, match="does not fit the model"):

@@ -59,7 +59,7 @@ class SequenceRing:
             return
         blocks, self._staged = self._staged, []
         rows = self.index.append([block.indices for block in blocks])
-        self.worker.submit(lambda: self._write_blocks(blocks, rows))
+        self.worker.run(lambda: self._write_blocks(blocks, rows))
 
     def _write_blocks(self, blocks: list[RecordBlock], rows: np.ndarray) -> None:
         for name, shape in self._full_shapes.items():
@@ -117,7 +117,7 @@ class SequenceRing:
                 ready.synchronize()
             self.storage.write(name, rows, source if chosen is None else source[chosen])
 
-        self.worker.submit(write)
+        self.worker.run(write)
 
     # Saving -----------------------------------------------------------------------------------------------------------
 

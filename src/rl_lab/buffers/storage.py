@@ -62,7 +62,7 @@ class HostStorage(Storage):
     def gather(self, name: str, rows: np.ndarray, out: np.ndarray) -> None:
         """Copy one field of `rows` into `out`, at the speed of memory."""
         # In the mode "raise" NumPy would copy through a buffer of its own. The rows come from the index: all are valid.
-        np.take(self.arrays[name], rows, axis=0, out=out, mode="clip")
+        self.arrays[name].take(rows, axis=0, out=out, mode="clip")
 
     def read_range(self, name: str, start: int, stop: int) -> np.ndarray:
         return self.arrays[name][start:stop]

@@ -74,7 +74,7 @@ class StreamIndex:
 
     def window_counts(self, window: int) -> np.ndarray:
         """Windows that each stream holds. None of them crosses the write position: they are consecutive records."""
-        return np.maximum(self.held() - (window - 1), 0)
+        return np.maximum(np.minimum(self.written, self.length) - (window - 1), 0)
 
     def draw(self, rng: np.random.Generator, *, count: int, window: int, online: bool) -> Windows:
         """`count` windows: those of the online queue first, the others uniform over all windows of all streams."""
@@ -87,19 +87,18 @@ class StreamIndex:
             # Counted back from a stream's newest window, so that its oldest need not be known.
             other_start = self.written[other] - window - (ends[other] - 1 - pick)
             env, start = np.concatenate([env, other]), np.concatenate([start, other_start])
-        sequence = start[:, None] + np.arange(window)
-        env = env[:, None]
+        sequence, env = start[:, None] + np.arange(window), env[:, None]
         return Windows(sequence * self.num_envs + env, env * self.length + sequence % self.length)
 
     def _take_online(self, count: int, window: int) -> tuple[np.ndarray, np.ndarray]:
         """Up to `count` complete windows that follow each other without overlap, the earliest first; each only once."""
-        behind = np.maximum(self.written - self.length - self._next_online, 0)
-        if behind.any():  # overwritten before they could be served
-            self._next_online += -(-behind // window) * window
-        pending = np.minimum((self.written - self._next_online) // window, count)
-        most = int(pending.max(initial=0))
-        if most <= 0:
+        unserved = self.written - self._next_online
+        if unserved.max() < window:
             return self._envs[:0], self._envs[:0]
+        behind = np.maximum(unserved - self.length, 0)  # overwritten before they could be served
+        self._next_online += -(-behind // window) * window
+        pending = np.minimum((self.written - self._next_online) // window, count)
+        most = int(pending.max())
         starts = self._next_online + np.arange(most)[:, None] * window  # [most, env]
         flat = np.flatnonzero((np.arange(most)[:, None] < pending).ravel())
         chosen = flat[np.argsort(starts.ravel()[flat], kind="stable")[:count]]

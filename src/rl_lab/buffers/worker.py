@@ -31,13 +31,21 @@ class OrderedWorker:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay")
 
-    def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Do the job now, or after those that wait."""
-        self._raise_error()
+    def run(self, job: Callable[[], object]) -> None:
+        """Do the job now, or let the thread do it after those that wait."""
         if self._executor is None:
-            future: Future[T] = Future()
-            future.set_result(self._do(job))
-            return future
+            self._do(job)
+        else:
+            self.submit(job)
+
+    def call(self, job: Callable[[], T]) -> T:
+        """The job's result, once those that wait are done."""
+        return self._do(job) if self._executor is None else self.submit(job).result()
+
+    def submit(self, job: Callable[[], T]) -> Future[T]:
+        """A result for later, from the thread."""
+        assert self._executor is not None
+        self._raise_error()
         while self._waiting and (self._waiting[0].done() or len(self._waiting) >= MOST_WAITING):
             self._waiting.popleft().result()
         self._waiting.append(self._executor.submit(self._do, job))

@@ -19,6 +19,6 @@ def run(argv: list[str]) -> int:
     from rl_lab.metrics.comparison import compare_runs
     from rl_lab.orchestration.run_directory import find_run
 
-    folders = [find_run(run, Path(options.run_root)) for run in options.run]
+    folders = [find_run(run, options.run_root).path for run in options.run]
     sys.stdout.write(f"{compare_runs(folders, options.out)}\n")
     return 0

@@ -17,7 +17,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--episodes", type=arguments.positive, help="how many (default: evaluation.episodes of the run)"
     )
-    parser.add_argument("--seed", type=arguments.natural, default=0, help="another seed, other episodes (default: 0)")
+    parser.add_argument("--seed", type=arguments.natural, help="another seed, other episodes (default: the run's)")
     parser.add_argument("--video", action="store_true", help="record the first episode into the run's videos/")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     options = parser.parse_intermixed_args(argv)

@@ -19,10 +19,11 @@ def run(argv: list[str]) -> int:
     arguments.add_run(parser)
     parser.add_argument("--context", type=arguments.positive, help="observed steps before the prediction (default: 5)")
     parser.add_argument("--horizon", type=arguments.positive, help="predicted steps (default: 45)")
-    parser.add_argument("--seed", type=arguments.natural, default=0, help="another seed, another episode (default: 0)")
+    parser.add_argument("--seed", type=arguments.natural, help="another seed, other episodes (default: the run's)")
     options = parser.parse_intermixed_args(argv)
 
-    from rl_lab.experiment.imagination import DEFAULT_CONTEXT, DEFAULT_HORIZON, imagine_run
+    from rl_lab.experiment.imagination import DEFAULT_CONTEXT, DEFAULT_HORIZON
+    from rl_lab.experiment.imagine import imagine_run
 
     paths = imagine_run(
         options.run,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -84,6 +85,7 @@ class SequenceReplay(DataSource):
         self._pending: dict[BatchSpec, Pending] = {}
         self._last_spec: BatchSpec | None = None
         self._ready_for: set[BatchSpec] = set()
+        self._names: dict[BatchSpec, list[str]] = {}
 
     def _make_storage(self, context: SourceContext, rows: int) -> Storage:
         needed, capacity, each = rows * self._record_bytes, self._capacity, self._record_bytes
@@ -131,30 +133,34 @@ class SequenceReplay(DataSource):
     def sample(self, spec: BatchSpec) -> SequenceBatch:
         self._ring.flush()
         pending = self._pending.pop(spec, None)
-        prefetched = pending is not None
-        ids, future = pending if pending is not None else self._draw(spec)
-        tensors = future.result().hand_over()
-        if self._prefetches(spec):
+        if pending is None:
+            ids, gather = self._draw(spec)
+            gathered = self._worker.call(gather)
+        else:
+            ids, gathered = pending[0], pending[1].result()
+        tensors = gathered.hand_over()
+        # A spec that is asked for only once, for a picture say, is not worth a second batch.
+        if self._prefetches(spec) and (pending is not None or spec == self._last_spec):
             self._worker.start_thread()
-            # A spec that is asked for only once, for a picture say, is not worth a second batch.
-            if prefetched or spec == self._last_spec:
-                self._pending[spec] = self._draw(spec)
+            following, gather = self._draw(spec)
+            self._pending[spec] = following, self._worker.submit(gather)
         self._last_spec = spec
         return _assemble(tensors, torch.from_numpy(ids))
 
-    def _draw(self, spec: BatchSpec) -> Pending:
-        """Choose windows now; gather them when all that was asked before is done."""
-        names = self._names(spec)
-        self._check_window(spec)
-        if not self._ring.index.window_counts(spec.window).any():
+    def _draw(self, spec: BatchSpec) -> tuple[np.ndarray, Callable[[], GatheredBatch]]:
+        """Choose windows now: their record ids, and the job that gathers them."""
+        if (names := self._names.get(spec)) is None:
+            self._check_window(spec)
+            names = self._names[spec] = self._field_names(spec)
+        if spec not in self._ready_for and not self._ring.index.window_counts(spec.window).any():
             raise DataError(
                 f"The replay holds {len(self)} records and no window of {spec.window} yet. Collect at least that many "
                 "records in one environment before the first update (ready() tells)."
             )
         windows = self._ring.index.draw(self._rng, count=spec.batch_size, window=spec.window, online=self._online)
-        return windows.ids, self._worker.submit(lambda: self._gatherer.gather(windows.rows, names, spec.device))
+        return windows.ids, partial(self._gatherer.gather, windows.rows, names, spec.device)
 
-    def _names(self, spec: BatchSpec) -> list[str]:
+    def _field_names(self, spec: BatchSpec) -> list[str]:
         stored = self._context.fields
         if spec.fields is None:
             return list(stored)

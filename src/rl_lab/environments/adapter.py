@@ -1,7 +1,7 @@
 """Between an environment's own spaces and the agent: observations become a dict of named arrays, actions go back.
 
-Every key of the agent's observation comes from one leaf of the environment's observation space (`LeafConverter`). A nested
-Dict or Tuple is flattened with `_`; a plain space is called `vector`, `image` or `discrete` after what it holds.
+Every key of the agent's observation comes from one leaf of the environment's observation space (`LeafConverter`). A
+nested Dict or Tuple is flattened with `_`; a plain space is called `vector`, `image` or `discrete` after what it holds.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class SpaceAdapter:
 
     def _mismatch(self, raw: Any, error: Exception) -> EnvironmentFailure:
         expected = ", ".join(f"{leaf.key} {leaf._single.shape}" for leaf in self._leaf_list)
-        got = f"array of shape {np.shape(raw)}" if not isinstance(raw, dict) else f"dict with keys {sorted(map(str, raw))}"
+        got = f"keys {sorted(map(str, raw))}" if isinstance(raw, dict) else f"an array of shape {np.shape(raw)}"
         return EnvironmentFailure(
             f"The environment returned an observation that does not fit its observation_space: got {got}, "
             f"expected {expected} ({error}). Make reset() and step() return what observation_space declares."
@@ -115,7 +115,7 @@ class SpaceAdapter:
 
     def _leaves(self, space: spaces.Space, settings: EnvironmentSettings) -> Iterator[LeafConverter]:
         taken: set[str] = set()
-        for path, leaf_space in _walk(space):
+        for path, leaf_space in walk_space(space):
             converter = self._leaf(path, leaf_space, settings)
             if converter is None:
                 continue
@@ -160,7 +160,8 @@ class SpaceAdapter:
             shape = space.shape or (1,)
             return LeafConverter(name or "vector", path, ObservationSpec("vector", shape, "float32"), None)
         size = settings.image_size
-        assert size != "auto" and settings.grayscale != "auto"
+        assert size != "auto"
+        assert settings.grayscale != "auto"
         image = ImageTransform(space.shape, layout=layout, scale=scale, size=size, grayscale=settings.grayscale)
         if image.resizes:
             self.notes.append(f"{where} was resized from {image.source} to {image.shape[0]}×{image.shape[1]}")
@@ -211,13 +212,13 @@ class SpaceAdapter:
         return self._actions(batch)
 
 
-def _walk(space: spaces.Space, path: Path = ()) -> Iterator[tuple[Path, spaces.Space]]:
+def walk_space(space: spaces.Space, path: Path = ()) -> Iterator[tuple[Path, spaces.Space]]:
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
-            yield from _walk(part, (*path, name))
+            yield from walk_space(part, (*path, name))
     elif isinstance(space, spaces.Tuple):
         for position, part in enumerate(space.spaces):
-            yield from _walk(part, (*path, position))
+            yield from walk_space(part, (*path, position))
     else:
         yield path, space
 

@@ -88,5 +88,5 @@ class AtariGame(gymnasium.Env):
             return np.maximum(self._screens[0], self._screens[1])
         return self._screens[frame % 2].copy()
 
-    def render(self) -> np.ndarray:  # type: ignore[override]
+    def render(self) -> np.ndarray:
         return self._ale.getScreenRGB()

@@ -78,11 +78,11 @@ class ControlSuite(gymnasium.Env):
             return self._env.physics.render(height=size, width=size, camera_id=self._camera)
         except Exception as error:
             raise EnvironmentFailure(
-                f"MuJoCo cannot render here ({type(error).__name__}: {error}). Install libEGL (Debian: libegl1) or OSMesa "
-                "(libosmesa6) and set MUJOCO_GL=egl or MUJOCO_GL=osmesa, or set environment.observation=state."
+                f"MuJoCo cannot render here ({type(error).__name__}: {error}). Install libEGL (Debian: libegl1) or "
+                "OSMesa (libosmesa6) and set MUJOCO_GL=egl or MUJOCO_GL=osmesa, or set environment.observation=state."
             ) from error
 
-    def render(self) -> np.ndarray | None:  # type: ignore[override]
+    def render(self) -> np.ndarray | None:
         return self._picture(self._render_size) if self._can_render else None
 
     def close(self) -> None:

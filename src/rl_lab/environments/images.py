@@ -25,9 +25,7 @@ def image_layout(shape: tuple[int, ...]) -> str | None:
 class ImageTransform:
     """Turns one picture of a fixed source layout into the agent's uint8 picture."""
 
-    def __init__(
-        self, shape: tuple[int, ...], *, layout: str, scale: float, size: int | None, grayscale: bool
-    ) -> None:
+    def __init__(self, shape: tuple[int, ...], *, layout: str, scale: float, size: int | None, grayscale: bool) -> None:
         height, width, channels = _hwc(shape, layout)
         self._layout, self._scale = layout, scale
         self._gray = grayscale and channels == 3

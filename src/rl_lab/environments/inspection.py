@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from rl_lab.environments.factory import build_environment
 from rl_lab.environments.runner import EpisodeRunner, SeedPlan
 from rl_lab.environments.settings import EnvironmentSettings
+from rl_lab.errors import EnvironmentFailure, RLLabError
 from rl_lab.specs import ActionSpec, ObservationSpec
 
 _PROBE_SECONDS = 0.05
@@ -38,7 +39,7 @@ _known: dict[str, EnvironmentFacts] = {}
 
 def inspect_environment(settings: EnvironmentSettings) -> EnvironmentFacts:
     """Build one environment, play some random steps, and report. The answer is kept for equal settings."""
-    settings = settings.resolved()
+    settings = replace(settings.resolved(), num_envs=1, backend="sync", workers="auto")  # these change no fact
     if settings.key not in _known:
         _known[settings.key] = _inspect(settings)
     return _known[settings.key]
@@ -51,12 +52,26 @@ def _inspect(settings: EnvironmentSettings) -> EnvironmentFacts:
     assert repeat != "auto"
     try:
         cost = _step_cost(runner)
+    except Exception as error:
+        raise _explained(settings, error) from error
     finally:
         runner.close()
-    limit = None if built.frame_limit is None else ceil(built.frame_limit / repeat)
+    frames = built.frame_limit or getattr(built.env.unwrapped, "max_steps", None)  # MiniGrid limits itself
+    limit = ceil(frames / repeat) if isinstance(frames, int) else None
     return EnvironmentFacts(
         adapter.observation_spec, adapter.action_spec, limit, cost, tuple(adapter.notes), action_repeat=repeat
     )
+
+
+def _explained(settings: EnvironmentSettings, error: Exception) -> RLLabError:
+    """The checker knows the usual reasons for an environment that cannot be played."""
+    from rl_lab.environments.checker import check_environment
+
+    if isinstance(error, RLLabError):
+        return error
+    findings = [item for item in check_environment(settings, thorough=False) if item.severity == "error"]
+    reasons = " ".join(f"{item.what} {item.fix}" for item in findings) or f"{type(error).__name__}: {error}"
+    return EnvironmentFailure(f"environment.id={settings.id} cannot be played: {reasons}")
 
 
 def _step_cost(runner: EpisodeRunner) -> float:

@@ -32,7 +32,7 @@ _TRACE_TAIL = 3000
 _SINGLE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-class WorkerFailure(Exception):
+class WorkerError(Exception):
     """A worker raised, died or hung. The text is its own where it left one."""
 
 
@@ -62,7 +62,7 @@ class WorkerHandle:
         try:
             self._connection.send_bytes(message)
         except OSError as error:
-            raise WorkerFailure(self._last_words()) from error
+            raise WorkerError(self._last_words()) from error
 
     def order(self, command: bytes, content: Any = None) -> None:
         self.send(command + pickle.dumps(content))
@@ -71,10 +71,10 @@ class WorkerHandle:
         """Wait for the answer to the last order; None for a plain "done"."""
         try:
             if not self._connection.poll(timeout):
-                raise WorkerFailure(self._where_it_hangs(timeout))
+                raise WorkerError(self._where_it_hangs(timeout))
             message = self._connection.recv_bytes()
         except (EOFError, OSError) as error:
-            raise WorkerFailure(self._last_words()) from error
+            raise WorkerError(self._last_words()) from error
         kind = message[:1]
         if kind == protocol.OK:
             return None
@@ -84,7 +84,7 @@ class WorkerHandle:
         origin, text = content
         if kind == protocol.FATAL:
             raise ConfigError(text) if origin == "config" else EnvironmentFailure(text)
-        raise WorkerFailure(text)
+        raise WorkerError(text)
 
     def _last_words(self) -> str:
         try:
@@ -147,7 +147,7 @@ class ProcessVectorEnv(EpisodicVectorEnv):
             for slot, group in enumerate(groups):
                 self._workers.append(self._launch(slot, group.tolist()))
             built = [worker.answer(settings.startup_timeout) for worker in self._workers]
-        except WorkerFailure as failure:
+        except WorkerError as failure:
             self._end_workers(kindly=False)
             raise EnvironmentFailure(
                 f"environment.id={settings.id}: a worker process could not build the environment:\n{failure}"
@@ -173,14 +173,14 @@ class ProcessVectorEnv(EpisodicVectorEnv):
             for worker, (command, content) in zip(workers, orders, strict=True):
                 worker.order(command, content)
             return [worker.answer(self._timeouts[1]) for worker in workers]
-        except WorkerFailure as failure:
+        except WorkerError as failure:
             raise EnvironmentFailure(f"environment.id={self.settings.id}: a worker failed:\n{failure}") from failure
 
     def _copy_out(self, out: Observation) -> None:
         for key, value in self._arrays.now.items():
             out[key][...] = value
 
-    # Stepping -----------------------------------------------------------------------------------------------------------
+    # Stepping ---------------------------------------------------------------------------------------------------------
 
     def _start_all(self, out: Observation) -> None:
         first = {index: 0 for index in range(self.num_envs)}
@@ -195,7 +195,7 @@ class ProcessVectorEnv(EpisodicVectorEnv):
             try:
                 worker.send(protocol.STEP)
                 waiting.append(worker)
-            except WorkerFailure as failure:
+            except WorkerError as failure:
                 failures.append((worker, str(failure)))
         endings: list[EndedEpisode] = []
         for worker in waiting:
@@ -203,7 +203,7 @@ class ProcessVectorEnv(EpisodicVectorEnv):
                 for index, ending, anchor in worker.answer(self._timeouts[0]) or ():
                     last = {key: value[index].copy() for key, value in self._arrays.last.items()}
                     endings.append(EndedEpisode(index, ending, last, anchor))
-            except WorkerFailure as failure:
+            except WorkerError as failure:
                 failures.append((worker, str(failure)))
         for worker, error in failures:
             endings += self._recover(worker, error)
@@ -229,7 +229,7 @@ class ProcessVectorEnv(EpisodicVectorEnv):
                 worker.order(protocol.START, episodes)
                 worker.answer(self._timeouts[1])
                 return lost
-            except WorkerFailure as failure:
+            except WorkerError as failure:
                 error = str(failure)
 
     def _replay_all(self, orders: list[Replay], out: Observation) -> tuple[list[float], list[bool], list[int]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +13,7 @@ import numpy as np
 from rl_lab.environments.base import SeedStream, episode_seed
 from rl_lab.environments.factory import BuiltEnvironment, build_environment
 from rl_lab.environments.settings import EnvironmentSettings
+from rl_lab.errors import EnvironmentFailure, RLLabError
 from rl_lab.records import Observation
 
 
@@ -40,8 +44,8 @@ class Ending:
 class EpisodeRunner:
     """Steps one environment, with action repeat and time limit, and starts the next episode when one has ended.
 
-    Observations are written into row `row` of batch arrays. `anchor` is the episode of the last true reset: the one that
-    bringing the environment back starts from. It differs from `episode` only where a game goes on after a lost life.
+    Observations are written into row `row` of batch arrays. `anchor` is the episode of the last true reset: the one
+    that bringing the environment back starts from. It differs from `episode` where a game goes on after a lost life.
     """
 
     def __init__(
@@ -59,7 +63,8 @@ class EpisodeRunner:
 
     def _take(self, built: BuiltEnvironment) -> None:
         self._built, self._env, self.adapter = built, built.env, built.adapter
-        self._env_step, self._write = built.env.step, built.adapter.writer()
+        self._env_step: Callable[[Any], tuple[Any, Any, bool, bool, dict[str, Any]]] = built.env.step
+        self._write = built.adapter.writer()
         self._repeat, self._frames_per_step = built.action_repeat, built.frames_per_step
         self._limit = built.frame_limit if built.frame_limit is not None else float("inf")
         self._frames = 0
@@ -126,6 +131,18 @@ class EpisodeRunner:
 
     def close(self) -> None:
         self._env.close()
+
+
+@contextlib.contextmanager
+def user_code(environment_id: str) -> Iterator[None]:
+    """What an environment raises becomes an error that names it and shows where it happened."""
+    try:
+        yield
+    except RLLabError:
+        raise
+    except Exception as error:
+        tail = "".join(traceback.format_exception(error)[-6:]).strip()
+        raise EnvironmentFailure(f"environment.id={environment_id} raised {type(error).__name__}:\n{tail}") from error
 
 
 def scalar_info(info: Any) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class EnvironmentSettings:
     backend: Backend = "auto"
     """`sync`: in this process. `process`: in worker processes. `auto`: by the measured cost of a step."""
     observation: ObservationMode = "auto"
-    """`state`: the numbers. `pixels`: images (rendered where the environment shows none). `both`. `auto`: as it comes."""
+    """`state`: the numbers. `pixels`: images (rendered where there are none). `both`. `auto`: as it comes."""
     action_repeat: int | Auto = "auto"
     """Frames that one decision lasts; rewards are summed. `auto`: 4 for Atari, else 1."""
     image_size: int | Auto | None = "auto"
@@ -104,7 +104,7 @@ class EnvironmentSettings:
     render_size: int = 256
     """DeepMind Control: height and width of video frames."""
     module: str | None = None
-    """A module (`my_package.envs`) or file (`my_envs.py`) that is imported first, so that it can register environments."""
+    """A module (`my_package.envs`) or file (`my_envs.py`) that is imported first: it registers environments."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments for the environment's constructor."""
     rebuild_each_episode: bool = False
@@ -186,7 +186,9 @@ def _validate(settings: EnvironmentSettings) -> None:
     for name, choices in _CHOICES.items():
         value = getattr(settings, name)
         if value not in choices:
-            raise ConfigError(f"environment.{name}={value!r} is not one of {', '.join(choices)}.{nearest(value, choices)}")
+            raise ConfigError(
+                f"environment.{name}={value!r} is not one of {', '.join(choices)}.{nearest(value, choices)}"
+            )
     _whole(settings, "num_envs", least=1)
     _whole(settings, "action_repeat", least=1, auto=True)
     _whole(settings, "frame_stack", least=1, auto=True)
@@ -218,7 +220,9 @@ def _whole(settings: EnvironmentSettings, name: str, *, least: int, auto: bool =
 
 def _validate_atari(atari: AtariSettings) -> None:
     if atari.preset not in ATARI_PRESETS:
-        raise ConfigError(f"environment.atari.preset={atari.preset!r} is unknown.{nearest(atari.preset, ATARI_PRESETS)}")
+        raise ConfigError(
+            f"environment.atari.preset={atari.preset!r} is unknown.{nearest(atari.preset, ATARI_PRESETS)}"
+        )
     if atari.sticky is not None and not 0.0 <= atari.sticky <= 1.0:
         raise ConfigError(f"environment.atari.sticky must be a probability from 0 to 1, got {atari.sticky!r}")
     if atari.noop_max is not None and (not isinstance(atari.noop_max, int) or atari.noop_max < 0):

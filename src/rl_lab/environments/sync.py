@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_lab.environments.runner import EpisodeRunner, SeedPlan
+from rl_lab.environments.runner import EpisodeRunner, SeedPlan, user_code
 from rl_lab.environments.settings import EnvironmentSettings
 from rl_lab.environments.vector import EndedEpisode, EpisodicVectorEnv, Replay
 from rl_lab.errors import RLLabError
@@ -37,14 +37,14 @@ class SyncVectorEnv(EpisodicVectorEnv):
         self._convert = adapter.actions
 
     def _start_all(self, out: Observation) -> None:
-        for index, runner in enumerate(self._runners):
-            runner.restart(0, out, index)
+        with user_code(self.settings.id):
+            for index, runner in enumerate(self._runners):
+                runner.restart(0, out, index)
 
     def _step_all(self, action: np.ndarray, out: Observation) -> tuple[Any, list[EndedEpisode]]:
         rewards: list[float] = []
         endings: list[EndedEpisode] = []
-        index = 0
-        for runner, chosen in zip(self._runners, self._convert(action), strict=True):
+        for index, (runner, chosen) in enumerate(zip(self._runners, self._convert(action), strict=True)):
             try:
                 reward, ending = runner.step(chosen, out, index)
                 if ending is not None:
@@ -57,7 +57,6 @@ class SyncVectorEnv(EpisodicVectorEnv):
                 reward = 0.0
                 endings.append(self._recover(index, traceback.format_exc(), out))
             rewards.append(reward)
-            index += 1
         return rewards, endings
 
     def _recover(self, index: int, error: str, out: Observation) -> EndedEpisode:
@@ -77,9 +76,10 @@ class SyncVectorEnv(EpisodicVectorEnv):
                 error = traceback.format_exc()
 
     def _replay_all(self, orders: list[Replay], out: Observation) -> tuple[list[float], list[bool], list[int]]:
-        results = [
-            self._runners[order.index].replay(order.anchor, order.actions, out, order.index) for order in orders
-        ]
+        with user_code(self.settings.id):
+            results = [
+                self._runners[order.index].replay(order.anchor, order.actions, out, order.index) for order in orders
+            ]
         for order in orders:
             self._runners[order.index].episode = order.episode
         rewards, firsts, episodes = zip(*results, strict=True)

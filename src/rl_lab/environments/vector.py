@@ -74,7 +74,7 @@ class EpisodicVectorEnv(VectorEnv):
         self._float_keys = [key for key, spec in observation_spec.items() if spec.dtype == "float32"]
         self._current: VectorStep | None = None
 
-    # What a back end does -----------------------------------------------------------------------------------------------
+    # What a back end does ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _start_all(self, out: Observation) -> None:
@@ -88,7 +88,7 @@ class EpisodicVectorEnv(VectorEnv):
     def _replay_all(self, orders: list[Replay], out: Observation) -> tuple[list[float], list[bool], list[int]]:
         """Bring every environment back: the last rewards, whether an episode begins there, and the episode reached."""
 
-    # Stepping -----------------------------------------------------------------------------------------------------------
+    # Stepping ---------------------------------------------------------------------------------------------------------
 
     def reset(self) -> VectorStep:
         out = self._empty()
@@ -153,12 +153,12 @@ class EpisodicVectorEnv(VectorEnv):
         row = int(np.argmax(bad.reshape(len(values), -1).any(1)))
         index = row if indices is None else int(indices[row])
         raise EnvironmentFailure(
-            f"environment.id={self.settings.id}: {what} of environment {index} (episode {self._episode[index]}) is NaN or "
-            f"infinite: {np.array2string(np.ravel(values[row]), threshold=12)}. The environment must return finite "
+            f"environment.id={self.settings.id}: {what} of environment {index} (episode {self._episode[index]}) is NaN "
+            f"or infinite: {np.array2string(np.ravel(values[row]), threshold=12)}. The environment must return finite "
             "numbers; check its dynamics for division by zero or divergence, or clip there."
         )
 
-    # Failures -----------------------------------------------------------------------------------------------------------
+    # Failures ---------------------------------------------------------------------------------------------------------
 
     def _failed(self, index: int, error: str, *, restarted: str) -> None:
         """Count a failure of one environment; the third in a row ends the run."""
@@ -174,8 +174,8 @@ class EpisodicVectorEnv(VectorEnv):
         )
         if self._failures[index] >= MAX_FAILURES:
             raise EnvironmentFailure(
-                f"environment.id={self.settings.id}: environment {index} failed {MAX_FAILURES} times without finishing an "
-                f"episode. Its last error:\n{error.strip()}"
+                f"environment.id={self.settings.id}: environment {index} failed {MAX_FAILURES} times without finishing "
+                f"an episode. Its last error:\n{error.strip()}"
             )
 
     def _lost_episode(self, index: int, error: str) -> EndedEpisode:
@@ -186,11 +186,10 @@ class EpisodicVectorEnv(VectorEnv):
         return EndedEpisode(index, Ending(0.0, False, info), last, self._episode[index] + 1)
 
     def drain_events(self) -> list[dict[str, str]]:
-        """What happened since the last call: dicts with `kind` and `message`."""
         events, self.events = self.events, []
         return events
 
-    # Saving -------------------------------------------------------------------------------------------------------------
+    # Saving -----------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
         import torch
@@ -221,8 +220,8 @@ class EpisodicVectorEnv(VectorEnv):
             return self.reset()
         if state["id"] != self.settings.id or state["num_envs"] != self.num_envs:
             raise CheckpointError(
-                f"The checkpoint holds {state['num_envs']} environments of {state['id']}, this run has {self.num_envs} of "
-                f"{self.settings.id}. Resume with the run's own environment settings."
+                f"The checkpoint holds {state['num_envs']} environments of {state['id']}, this run has {self.num_envs} "
+                f"of {self.settings.id}. Resume with the run's own environment settings."
             )
         self._episode, self._anchor = state["episode"].tolist(), state["anchor"].tolist()
         self._failures, self.restarts = state["failures"].tolist(), int(state["restarts"])
@@ -253,9 +252,9 @@ class EpisodicVectorEnv(VectorEnv):
                 different.add(index)
         if different:
             message = (
-                f"environment.id={self.settings.id}: this environment is not deterministic: the same seed and actions led "
-                f"environment(s) {', '.join(map(str, sorted(different)))} elsewhere, so the resumed run goes on from "
-                "there and will not equal the uninterrupted one. If only its reset leaves something behind, set "
+                f"environment.id={self.settings.id}: this environment is not deterministic: the same seed and actions "
+                f"led environment(s) {', '.join(map(str, sorted(different)))} elsewhere, so the resumed run goes on "
+                "from there and will not equal the uninterrupted one. If only its reset leaves something behind, set "
                 "environment.rebuild_each_episode=true."
             )
             self.events.append({"kind": "nondeterministic_environment", "message": message})

@@ -1,11 +1,12 @@
 """A worker process: some environments of a vector environment, stepped at the parent's word.
 
-Started as a plain child process, so it neither inherits the parent's threads nor imports its main script. Messages are a
-command byte, with a pickle behind it where there is more to say. Arrays travel through shared memory.
+Started as a plain child process, so it neither inherits the parent's threads nor imports its main script. Messages are
+a command byte, with a pickle behind it where there is more to say. Arrays travel through shared memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import pickle
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,10 +30,8 @@ def main(connection_fd: int, arrays_fd: int, trace_fd: int) -> None:
     faulthandler.register(signal.SIGUSR1, trace_fd, all_threads=False)  # asked for when this worker seems to hang
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     connection: Connection = Connection(connection_fd)
-    try:
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         Worker(connection, arrays_fd).serve()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the parent is gone
     os._exit(0)  # libraries with their own threads must not hold a worker up
 
 
@@ -56,7 +56,12 @@ class Worker:
         except Exception as error:
             self._report(error)
             return
-        commands = {START: self._start, REPLAY: self._replay, RENDER: self._render, ATTACH: self._attach}
+        commands: dict[bytes, Callable[[Any], None]] = {
+            START: self._start,
+            REPLAY: self._replay,
+            RENDER: self._render,
+            ATTACH: self._attach,
+        }
         while True:
             message = self._connection.recv_bytes()
             command = message[:1]

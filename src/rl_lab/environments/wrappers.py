@@ -30,7 +30,8 @@ class PixelObservation(gymnasium.Wrapper):
         if env.render_mode != "rgb_array":
             raise EnvironmentFailure(
                 "environment.observation asks for pixels, but the environment cannot be rendered: its constructor must "
-                "accept render_mode='rgb_array' and render() must return an RGB array. Or set environment.observation=state."
+                "accept render_mode='rgb_array' and render() must return an RGB array. Or set "
+                "environment.observation=state."
             )
         env.reset(seed=0)
         frame = self._frame()
@@ -57,8 +58,9 @@ class PixelObservation(gymnasium.Wrapper):
         frame = self.env.render()
         if not isinstance(frame, np.ndarray) or frame.ndim != 3:
             raise EnvironmentFailure(
-                f"render() returned {type(frame).__name__} instead of a height × width × 3 uint8 array, so there are no "
-                "pixels to observe. Return an RGB array for render_mode='rgb_array', or set environment.observation=state."
+                f"render() returned {type(frame).__name__} instead of a height × width × 3 uint8 array, so there are "
+                "no pixels to observe. Return an RGB array for render_mode='rgb_array', or set "
+                "environment.observation=state."
             )
         return frame
 
@@ -103,4 +105,4 @@ def quicken_action_check(env: gymnasium.Env) -> None:
     """Gymnasium's own environments test every action against their space, which costs as much as a cheap step."""
     game, space = env.unwrapped, env.unwrapped.action_space
     if type(game).__module__.startswith("gymnasium.envs.") and type(space) is spaces.Discrete:
-        game.action_space = QuickDiscrete(space.n, start=space.start, dtype=space.dtype)  # type: ignore[arg-type]
+        game.action_space = QuickDiscrete(space.n, start=space.start, dtype=space.dtype)

@@ -106,7 +106,7 @@ def _compose(lines: Sequence[str], folders: Sequence[registry.ConfigFolder]) -> 
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             config = hydra_compose("config", overrides=list(lines))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(_one_line(error)) from error
+        raise ConfigError(one_line(error)) from error
     finally:
         GlobalHydra.instance().hydra = outer
     OmegaConf.set_struct(config, False)
@@ -137,7 +137,7 @@ def resolve_node(config: DictConfig, key: str) -> Any:
         node = config[key]
         return OmegaConf.to_container(node, resolve=True, throw_on_missing=True) if OmegaConf.is_config(node) else node
     except OmegaConfBaseException as error:
-        raise ConfigError(_one_line(error)) from error
+        raise ConfigError(one_line(error)) from error
 
 
 def to_yaml(config: Mapping[str, Any]) -> str:
@@ -149,13 +149,13 @@ def load_yaml(path: Path) -> DictConfig:
     try:
         config = OmegaConf.load(path)
     except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path} cannot be read: {_one_line(error)}") from error
+        raise ConfigError(f"{path} cannot be read: {one_line(error)}") from error
     if not isinstance(config, DictConfig):
         raise ConfigError(f"{path} is not a configuration: it must be a mapping.")
     return config
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Hydra and OmegaConf spread a message over lines; the place they name is `full_key`."""
     text = " ".join(str(error).split("\n    full_key")[0].split())
     key = getattr(error, "full_key", None)

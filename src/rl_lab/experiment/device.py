@@ -1,11 +1,7 @@
-"""Where a run computes: device, precision, threads and random seeds."""
+"""Where a run computes: device, precision and threads."""
 
 from __future__ import annotations
 
-import random
-from typing import Any
-
-import numpy as np
 import torch
 
 from rl_lab.errors import ConfigError, nearest
@@ -43,11 +39,3 @@ def set_threads(threads: int | str, device: torch.device) -> None:
         torch.set_num_threads(int(threads))
     elif device.type == "cpu":
         torch.set_num_threads(1)
-
-
-def seed_everything(seed: int) -> None:
-    """The global streams of Python, NumPy and torch. Parts that draw on their own derive their seed from the run's."""
-    words: Any = np.random.SeedSequence([seed, 7]).generate_state(3)
-    random.seed(int(words[0]))
-    np.random.seed(int(words[1]))
-    torch.manual_seed(int(words[2]))

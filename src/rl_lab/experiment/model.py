@@ -54,5 +54,10 @@ def build_model(config: Mapping[str, Any], device: torch.device) -> Model:
         raise ConfigError(f"workflow._target_={config['workflow']['_target_']} is not a Workflow.")
     observation, action = config["_dims"]["observation"], config["_dims"]["action"]
     return Model(
-        workflow, components, ControllerManager(controllers), observation_specs(observation), action_spec(action), builder
+        workflow,
+        components,
+        ControllerManager(controllers),
+        observation_specs(observation),
+        action_spec(action),
+        builder,
     )

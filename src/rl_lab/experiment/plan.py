@@ -1,11 +1,10 @@
-"""What a run is about to do: phases, wiring, parameters, memory. Printed before the first step; refuses what cannot fit."""
+"""What a run is about to do: phases, wiring, parameters, memory. Refuses what cannot fit."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
 
 import psutil
 import torch
@@ -15,7 +14,7 @@ from rl_lab.environments import EnvironmentFacts
 from rl_lab.errors import ConfigError
 from rl_lab.experiment.model import Model
 from rl_lab.experiment.validation import Settings
-from rl_lab.orchestration.phases import Phase
+from rl_lab.orchestration.phase_records import Phase
 
 MIB = 2**20
 OPTIMIZER_COPIES = 4  # gradient, momentum, second moment and scratch, beside the parameters themselves
@@ -40,7 +39,9 @@ def describe(
     lines += ["Phases", *(f"  {text}" for text in phase_lines(phases, settings))]
     lines += _wiring_lines(model)
     lines += _parameter_lines(model.parameters)
-    lines += ["Memory    " + ", ".join(f"{kind} {_size(needs[kind])}" for kind in ("RAM", "GPU", "disk") if needs[kind])]
+    lines += [
+        "Memory    " + ", ".join(f"{kind} {_size(needs[kind])}" for kind in ("RAM", "GPU", "disk") if needs[kind])
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -132,12 +133,10 @@ def require_room(needs: Mapping[str, int], device: torch.device, folder: Path) -
     for kind, available in free.items():
         if needs[kind] > HEADROOM * available:
             raise ConfigError(
-                f"The run needs {_size(needs[kind])} of {kind}, and {_size(available)} is free. Choose a smaller size, or "
-                "lower data_sources.replay.capacity, or keep the replay elsewhere (data_sources.replay.storage)."
+                f"The run needs {_size(needs[kind])} of {kind}, and {_size(available)} is free. Choose a smaller size, "
+                "or lower data_sources.replay.capacity, or keep the replay elsewhere (data_sources.replay.storage)."
             )
 
 
 def _size(count: float) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{max(count / MIB, 0.1):.1f} MiB"
-
-

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from rl_lab.components.controllers.manager import RANDOM_ROLE
 from rl_lab.environments import EnvironmentFacts, inspect_environment
 from rl_lab.experiment.config import compose, resolve, resolve_node, to_yaml
 from rl_lab.experiment.dims import fill_dims
+from rl_lab.experiment.parts import PartBuilder
 from rl_lab.experiment.settings import SECTIONS
-from rl_lab.experiment.validation import Settings, validate_parts, validate_settings
+from rl_lab.experiment.validation import Settings, load_target, validate_parts, validate_settings
+from rl_lab.orchestration.phases import Phase, PhaseNames, parse_phases
 
 EARLY = (*SECTIONS, "environment", "run_root")  # what can be checked before the environment is known
 
@@ -25,6 +28,7 @@ class Prepared:
     config: dict[str, Any]
     settings: Settings
     facts: EnvironmentFacts
+    phases: tuple[Phase, ...]
 
     def to_yaml(self) -> str:
         return to_yaml(self.config)
@@ -49,4 +53,20 @@ def complete(config: DictConfig) -> Prepared:
         resolved["presets"] = {resolved["size"]: resolved["presets"][resolved["size"]]}
         resolved.pop("auto_size", None)
     validate_parts(resolved)
-    return Prepared(resolved, settings, facts)
+    return Prepared(resolved, settings, facts, phases_of(resolved))
+
+
+def phases_of(config: Mapping[str, Any]) -> tuple[Phase, ...]:
+    """`training.phases`, or the implicit one, checked against what the workflow and the data sources offer."""
+    workflow = PartBuilder(config).make("workflow", config["workflow"])
+    sources = config.get("data_sources") or {}
+    names = PhaseNames(
+        update_hooks=workflow.update_hooks,
+        other_hooks=workflow.other_hooks,
+        data_sources=tuple(sources),
+        prefilled=[name for name, node in sources.items() if getattr(load_target(name, node), "prefilled", False)],
+        roles=(RANDOM_ROLE, *(config.get("controllers") or {})),
+        default_ratio=getattr(workflow, "updates_per_env_step", 1.0),
+        evaluate_every=config["evaluation"]["every"],
+    )
+    return parse_phases(config["training"]["phases"], names)

@@ -52,6 +52,10 @@ class EvaluationSettings:
     """Env steps between evaluations while training."""
     num_envs: int = _number(4, minimum=1)
     """Environments that play the episodes side by side."""
+    final_episodes: int | None = _number(None, minimum=1)
+    """Episodes of the final evaluation, with seeds that no other evaluation uses; null: as many as `episodes`."""
+    select: Literal["last", "best"] = "last"
+    """Which agent plays the final episodes; `best` is the one that checkpoint.best kept."""
     video: bool = True
     """Record one evaluation episode at the end of training."""
     imagination: bool = True
@@ -66,6 +70,8 @@ class CheckpointSettings:
     """Env steps between checkpoints; one more is written at the end and on interruption."""
     keep: int = _number(2, minimum=1)
     """The newest so many are kept."""
+    best: str | None = None
+    """A metric of the evaluations (eval/return_mean): the agent with the highest is kept as `best`; null: none is."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,7 @@ class LoggingSettings:
     """`auto`: a live line on a terminal, plain lines elsewhere."""
     tensorboard: bool = True
     wandb: dict[str, Any] | bool = False
-    """true, or the arguments of wandb.init (project, entity, …)."""
+    """true, or the arguments of wandb.init: {project: …, entity: …}."""
     mlflow: dict[str, Any] | bool = False
     """true, or {tracking_uri: …, experiment: …}."""
 

@@ -57,7 +57,7 @@ def validate_settings(config: Mapping[str, Any]) -> Settings:
         raise ConfigError("size: this experiment has no presets, so it takes no size.")
     if not isinstance(config.get("run_root"), str) or not config["run_root"]:
         raise ConfigError(f"run_root must be a folder, got {config.get('run_root')!r}.")
-    sections = {name: section_from(name, config.get(name), cls) for name, cls in SECTIONS.items()}
+    sections: dict[str, Any] = {name: section_from(name, config.get(name), cls) for name, cls in SECTIONS.items()}
     resolve_device(sections["experiment"].device)
     environment = _mapping("environment", config.get("environment"))
     return Settings(**sections, environment=EnvironmentSettings.from_mapping(environment))

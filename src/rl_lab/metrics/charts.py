@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,7 +27,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5
 
 _INK = "#1f2328"
 _SVG_INK = "#010203"  # stands for "the page's text colour" until the SVG is written
-_PARAMETERS = {
+_PARAMETERS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rl-lab",
     "font.family": "DejaVu Sans",
@@ -69,29 +69,48 @@ class Panel:
     marks: Sequence[float] = field(default_factory=tuple)  # vertical lines
 
 
-def draw(panels: Sequence[Panel], *, columns: int = 1, width: float = 7.5, height: float = 2.8, svg: bool) -> Figure:
-    """Panels in a grid; `width` is the figure's, `height` one row's, both in inches."""
+def draw(
+    panels: Sequence[Panel], *, columns: int = 1, width: float = 7.5, height: float = 2.8, svg: bool,
+    legend_below: bool = False,
+) -> Figure:  # fmt: skip
+    """Panels in a grid; `width` is the figure's, `height` one row's, both in inches.
+
+    `legend_below`: one legend for all panels, that of the first, under them.
+    """
     rows = -(-len(panels) // columns)
     figure = new_figure(width, height * rows)
+    ink = _SVG_INK if svg else _INK
     with style():
         grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).reshape(-1)
         for axes, panel in zip(grid, panels, strict=False):
-            draw_panel(axes, panel, ink=_SVG_INK if svg else _INK)
+            draw_panel(axes, replace(panel, legend=panel.legend and not legend_below), ink=ink)
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
+        if legend_below:
+            handles, labels = grid[0].get_legend_handles_labels()
+            columns = 1 if max(map(len, labels), default=0) > 40 else 2
+            place: Any = {"loc": "outside lower left", "ncols": columns, "frameon": False}
+            figure.legend(handles, labels, fontsize=8, labelcolor=ink, **place)
     return figure
 
 
-def svg_chart(panels: Sequence[Panel], *, columns: int = 1, width: float = 7.5, height: float = 2.8) -> str:
-    """An <svg> element for a page."""
-    return to_svg(draw(panels, columns=columns, width=width, height=height, svg=True))
+def svg_chart(panels: Sequence[Panel], **layout: Any) -> str:
+    """An <svg> element for a page; `layout` as for `draw`."""
+    return to_svg(draw(panels, svg=True, **layout))
 
 
-def png_chart(
-    path: Path, panels: Sequence[Panel], *, columns: int = 1, width: float = 7.5, height: float = 2.8
-) -> Path:
+def png_chart(path: Path, panels: Sequence[Panel], **layout: Any) -> Path:
     """A PNG file on white."""
-    return to_png(draw(panels, columns=columns, width=width, height=height, svg=False), path)
+    return to_png(draw(panels, svg=False, **layout), path)
+
+
+def svg_file(path: Path, panels: Sequence[Panel], **layout: Any) -> Path:
+    """An SVG file of its own, on white."""
+    figure = draw(panels, svg=False, **layout)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with style():
+        figure.savefig(path, format="svg", facecolor="white", metadata={"Date": None})
+    return path
 
 
 def draw_panel(axes: Axes, panel: Panel, *, ink: str = _INK) -> None:

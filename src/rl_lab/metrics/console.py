@@ -75,11 +75,10 @@ class RunConsole:
         if self.mode == "live":
             if self._live is None:
                 self._start_live()
-        elif self.mode == "plain":
-            if now >= self._next_plain:
-                self._next_plain = now + self._plain_every_s
-                self._stream.write(plain_line(status, now - self._started) + "\n")
-                self._stream.flush()
+        elif self.mode == "plain" and now >= self._next_plain:
+            self._next_plain = now + self._plain_every_s
+            self._stream.write(plain_line(status, now - self._started) + "\n")
+            self._stream.flush()
 
     def activity(self, text: str) -> None:
         """The run does or waits for something else now; the numbers stay."""

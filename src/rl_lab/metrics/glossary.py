@@ -41,10 +41,10 @@ _ORDER = (_MODEL, _BEHAVIOUR, *_BY_PREFIX.values(), _OTHER)
 # A word of the name decides, in this order: train/optimizer/policy_grad_norm is about the optimiser.
 _WORDS = (
     (_OPTIMISER, {"grad", "gradient", "optimizer", "opt", "lr", "rms", "param", "nonfinite", "clip"}),
-    (_BEHAVIOUR, {"policy", "actor", "pi", "critic", "value", "values", "val", "repval", "q", "advantage", "adv", "return",
-                  "returns", "imagined", "imagination", "imag", "target", "action", "actions", "entropy"}),
-    (_MODEL, {"dyn", "dynamics", "rep", "representation", "rec", "recon", "reconstruction", "image", "vector", "decoder",
-              "observation", "obs", "reward", "rew", "cont", "con", "continue", "kl", "prior", "posterior", "post", "latent",
+    (_BEHAVIOUR, {"policy", "actor", "pi", "critic", "value", "values", "val", "repval", "q", "advantage", "adv",
+                  "return", "returns", "imagined", "imagination", "imag", "target", "action", "actions", "entropy"}),
+    (_MODEL, {"dyn", "dynamics", "rep", "representation", "rec", "recon", "reconstruction", "image", "vector",
+              "decoder", "observation", "obs", "reward", "rew", "cont", "con", "continue", "kl", "latent",
               "consistency", "model", "world"}),
 )  # fmt: skip
 
@@ -53,7 +53,7 @@ _SENTENCES = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
         (r"loss/(dyn|dynamics)$", "How badly the model foresees its next latent state before it sees the observation."),
-        (r"loss/(rep|representation)$", "How far what is seen strays from what was foreseen; keeps states predictable."),
+        (r"loss/(rep|representation)$", "How far what is seen strays from what was foreseen."),
         (r"loss/(rec|recon|reconstruction|decoder|obs.*)$", "How badly observations are redrawn from the state."),
         (r"loss/(image|vector|observation)", "How badly this observation is redrawn from the model's state."),
         (r"loss/(rew|reward)$", "How badly the model predicts the reward of a step."),
@@ -69,9 +69,9 @@ _SENTENCES = tuple(
         (r"grad(ient)?_?norm|grad/norm", "The size of the gradient. Rare spikes are normal; steady growth is not."),
         (r"(^|/)(lr|learning_rate)", "How large a step the optimiser takes."),
         (r"update_(rms|norm)|/rms$", "How far an update moves the weights."),
-        (r"return_(scale|range|norm)|normali[sz]er|(^|/)scale$", "The spread of imagined returns; advantages are divided by it."),
+        (r"return_(scale|range|norm)|normali[sz]er|(^|/)scale$", "How widely imagined returns are spread."),
         (r"advantage|(^|/)adv", "How much better the chosen actions were than the critic expected."),
-        (r"imag.*return|return.*imag|policy/return|(^|/)returns?(_mean)?$", "The return of the agent's episodes or, in training, of its imagined ones."),
+        (r"imag.*return|return.*imag|(policy|critic|value)/return", "The return of imagined futures."),
         (r"imag.*reward|reward_mean|/reward$", "The mean reward of a step."),
         (r"target", "What the critic is trained towards."),
         (r"value", "The return that the critic expects from here on."),

@@ -116,7 +116,7 @@ def _draw_key(
     picture, video = folder / f"picture{suffix}.png", folder / f"video{suffix}.mp4"
     if kind == "image":
         image_picture(picture, key, real, imagined, context)
-        frames = image_video(key, real, imagined, context)
+        frames = image_video(real, imagined, context)
     else:
         vector_picture(picture, key, real, imagined, context, entry["error"], entry["baseline"])
         frames = vector_video(key, real, imagined, context)
@@ -136,7 +136,8 @@ def _error_chart(rollout: ImaginedRollout, numbers: dict[str, Any], path: Path) 
     panels.append(_panel(rewards, "Reward of each step (first sequence)", ahead, "", limits=_around(both)))
     if rollout.imagined_continue is not None:
         goes_on = Series(ahead, rollout.imagined_continue[0], "predicted", COLOURS[2])
-        panels.append(_panel([goes_on], "Probability that the episode goes on (first sequence)", ahead, "", limits=(-0.02, 1.05)))
+        title = "Probability that the episode goes on (first sequence)"
+        panels.append(_panel([goes_on], title, ahead, "", limits=(-0.02, 1.05)))
     return png_chart(path, panels, columns=1 if len(panels) < 3 else 2, width=7.5 if len(panels) < 3 else 11.0)
 
 

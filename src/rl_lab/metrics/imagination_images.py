@@ -41,7 +41,8 @@ def image_picture(path: Path, key: str, real: np.ndarray, imagined: np.ndarray, 
         for row, text in enumerate(ROWS):
             y = top + sequence * block + row * (height + GAP) + height / 2
             axes.text(left - 8, y, text, ha="right", va="center", fontsize=7.5, color="#1f2328", linespacing=1.1)
-    _headline(axes, key, context, real.shape[1] - context)
+    headline = literal(headline_of(key, context, real.shape[1] - context))
+    axes.text(12, 24, headline, fontsize=10.5, weight="bold", color="#1f2328", va="center")
     _bar(axes, offsets[0], offsets[seen - 1] + width, 54, OBSERVED, "observing")
     _bar(axes, offsets[seen], offsets[-1] + width, 54, IMAGINED, "imagining (sees nothing, knows only the actions)")
     line = offsets[seen] - GAP / 2 - split / 2
@@ -51,7 +52,7 @@ def image_picture(path: Path, key: str, real: np.ndarray, imagined: np.ndarray, 
     return to_png(axes.figure, path)
 
 
-def image_video(key: str, real: np.ndarray, imagined: np.ndarray, context: int) -> np.ndarray:
+def image_video(real: np.ndarray, imagined: np.ndarray, context: int) -> np.ndarray:
     """Frames [time, height, width, 3]: real, imagined and error side by side, for up to two sequences."""
     steps, sequences = real.shape[1], min(2, len(real))
     cells = _cells(real[:sequences], imagined[:sequences], VIDEO_CELL)
@@ -79,6 +80,10 @@ def image_video(key: str, real: np.ndarray, imagined: np.ndarray, context: int) 
         mark(banner, step, context)
         frames.append(grab(axes.figure))
     return with_pause(np.stack(frames))
+
+
+def headline_of(key: str, context: int, horizon: int) -> str:
+    return f"The model saw {context} steps of '{key}', then imagined the next {horizon} with its eyes closed"
 
 
 def mark(banner: Any, step: int, context: int) -> None:
@@ -169,11 +174,6 @@ def _canvas(width: float, height: float) -> Any:
 def _extent(left: float, top: int, width: int, height: int, pad: int, row: int, column: int) -> tuple[float, ...]:
     x, y = left + column * (width + pad), top + row * (height + pad)
     return (x, x + width, y + height, y)
-
-
-def _headline(axes: Any, key: str, context: int, horizon: int) -> None:
-    what = f"The model saw {context} steps of '{key}', then imagined the next {horizon} with its eyes closed"
-    axes.text(12, 24, literal(what), fontsize=10.5, weight="bold", color="#1f2328", va="center")
 
 
 def _bar(axes: Any, start: float, end: float, y: float, colour: str, text: str) -> None:

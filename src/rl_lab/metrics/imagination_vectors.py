@@ -6,8 +6,19 @@ from pathlib import Path
 
 import numpy as np
 
-from rl_lab.metrics.charts import IMAGINED, REAL, Panel, Series, decorate, draw_panel, literal, new_figure, style, to_png
-from rl_lab.metrics.imagination_images import mark, with_pause
+from rl_lab.metrics.charts import (
+    IMAGINED,
+    REAL,
+    Panel,
+    Series,
+    decorate,
+    draw_panel,
+    literal,
+    new_figure,
+    style,
+    to_png,
+)
+from rl_lab.metrics.imagination_images import headline_of, mark, with_pause
 
 MAX_CURVES = 8
 MAX_VIDEO_CURVES = 4
@@ -43,8 +54,7 @@ def vector_picture(
             draw_panel(axes, Panel(series, title, shaded=shaded, shaded_label="the model could see", legend=False))
             if position == 0:
                 handles, labels = axes.get_legend_handles_labels()
-                horizon = truth.shape[1] - context
-                headline = f"The model saw {context} steps of '{key}', then imagined the next {horizon} with its eyes closed"
+                headline = headline_of(key, context, truth.shape[1] - context)
                 figure.legend(
                     handles, labels, loc="outside upper left", ncols=3, frameon=False, fontsize=8.5,
                     title=literal(headline), title_fontproperties={"weight": "bold", "size": 10.5}, alignment="left",

@@ -41,8 +41,10 @@ class RunFiles:
         return self.axis.replace("_", " ")
 
     def names(self) -> list[str]:
-        """The metrics that have at least one finite value, sorted."""
-        found = {name for row in self.rows for name, value in row.items() if number(value) is not None}
+        """The metrics that have at least one finite value to draw, sorted."""
+        axis = self.axis
+        drawn = [row for row in self.rows if number(row.get(axis)) is not None]
+        found = {name for row in drawn for name, value in row.items() if number(value) is not None}
         return sorted(found - set(ROW_HEAD))
 
     def series(self, name: str, axis: str | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -83,6 +85,13 @@ class RunFiles:
     @property
     def status(self) -> str:
         return str(self.info.get("status") or ("completed" if self.summary else "unknown"))
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Trainable parameters by component, `total` among them."""
+        counts = self.info.get("parameters")
+        known = [(str(name), number(value)) for name, value in counts.items()] if isinstance(counts, dict) else []
+        return {name: int(value) for name, value in known if value is not None}
 
     def videos(self) -> list[Path]:
         """Videos of evaluation episodes, oldest first (the names end in the env steps)."""

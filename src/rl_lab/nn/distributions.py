@@ -1,15 +1,15 @@
 """Distributions over actions and latents.
 
-Small and pure: parameters in, tensors out, static shapes. `sample` takes its noise as an argument, so that the noise of a
-whole rollout can be drawn at once, outside the loop and outside compiled code; `draw_noise` says what kind each one needs.
-Probabilities are computed in float32 or better. Sampled classes are one-hot vectors.
+Small and pure: parameters in, tensors out, static shapes. `sample` takes its noise as an argument, so that the noise of
+a whole rollout can be drawn at once, outside the loop and outside compiled code; the class attribute `noise` says which
+kind. Probabilities are computed in float32 or better. Sampled classes are one-hot vectors.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,7 @@ def draw_noise(
     return empty.normal_() if kind == "normal" else empty.uniform_()
 
 
+@runtime_checkable
 class Distribution(Protocol):
     """What actors hand out. `value` and samples are encoded actions [*lead, size]; results are [*lead]."""
 

@@ -29,9 +29,11 @@ class ReturnNormalizer(nn.Module):
 
     @torch.no_grad()
     def update(self, values: Float[Tensor, "*shape"]) -> None:
-        ordered = values.detach().flatten().to(self.low.dtype).sort().values
-        self.low.lerp_(_quantile_of_sorted(ordered, self.low_quantile), self.rate)
-        self.high.lerp_(_quantile_of_sorted(ordered, self.high_quantile), self.rate)
+        """Take these in, unless one of them is not finite: a failed update must not leave a trace."""
+        ordered = values.detach().flatten().to(self.low.dtype).sort().values  # infinities and NaN are at the ends
+        rate = torch.isfinite(ordered[0] - ordered[-1]).to(ordered.dtype) * self.rate
+        for average, quantile in ((self.low, self.low_quantile), (self.high, self.high_quantile)):
+            average.lerp_(torch.nan_to_num(_quantile_of_sorted(ordered, quantile)), rate)
 
     def scale(self) -> Float[Tensor, ""]:
         """The divisor."""

@@ -47,10 +47,10 @@ class _FlatGroup:
 class LaProp(torch.optim.Optimizer):
     """Normalise by the running gradient size first, then average: AGC → RMS → momentum → learning rate.
 
-    The learning rate rises linearly over `warmup` updates and then, where `decay_to` is given, falls linearly to it over
-    `decay_updates`. AGC limits the norm of each whole gradient tensor, biases included, to `agc` times the norm of its
-    parameter, taken as at least `agc_floor`; `agc=None` switches it off. An update with a gradient or loss that is not
-    finite changes neither parameters nor state; `skipped` counts these.
+    The learning rate rises linearly over `warmup` updates and then, where `decay_to` is given, falls linearly to it
+    over `decay_updates`. AGC limits the norm of each whole gradient tensor, biases included, to `agc` times the norm
+    of its parameter, taken as at least `agc_floor`; `agc=None` switches it off. An update with a gradient or loss that
+    is not finite changes neither parameters nor state; `skipped` counts these.
 
     Nothing is read back to the host, so a step can be captured in a CUDA graph. The parameters must be on their device
     when the optimiser is made.
@@ -152,7 +152,8 @@ class LaProp(torch.optim.Optimizer):
 
     def metrics(self) -> dict[str, Tensor]:
         """Of the last step."""
-        return {"grad_norm": self.last_grad_norm, "learning_rate": self.last_learning_rate}
+        skipped = (~self.last_finite).to(self.last_grad_norm.dtype)
+        return {"grad_norm": self.last_grad_norm, "learning_rate": self.last_learning_rate, "nonfinite": skipped}
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor that `step` changes in place beside the parameters."""

@@ -24,8 +24,8 @@ class TwoHot(nn.Module):
             raise ConfigError(f"bins={bins}: two-hot needs an odd number of at least 3, so that one bin is exactly 0.")
         if limit <= 0:
             raise ConfigError(f"limit={limit}: the symlog range of the two-hot bins must be positive.")
-        self.half = (bins - 1) // 2
-        negative = symexp(torch.linspace(-limit, 0.0, self.half + 1, dtype=torch.float64))
+        self.center = (bins - 1) // 2
+        negative = symexp(torch.linspace(-limit, 0.0, self.center + 1, dtype=torch.float64))
         values = torch.cat([negative, -negative[:-1].flip(0)]).float()
         self.largest = float(values[-1])
         self.register_buffer("bins", values, persistent=False)  # rebuilt from the settings, so not saved
@@ -38,8 +38,8 @@ class TwoHot(nn.Module):
     def mean(self, logits: Float[Tensor, "*lead bins"]) -> Float[Tensor, "*lead"]:
         """Expected value. Each bin is paired with its mirror image, so uniform logits give exactly 0."""
         probs = torch.softmax(at_least_float32(logits), -1)
-        surplus = probs[..., self.half + 1 :] - probs[..., : self.half].flip(-1)
-        return (surplus * self.bins[self.half + 1 :]).sum(-1)
+        surplus = probs[..., self.center + 1 :] - probs[..., : self.center].flip(-1)
+        return (surplus * self.bins[self.center + 1 :]).sum(-1)
 
     def loss(self, logits: Float[Tensor, "*lead bins"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
         """Cross-entropy with the two-hot encoding of `target`, which is not materialised and gets no gradient."""

@@ -27,6 +27,7 @@ from rl_lab.records import (
 )
 from rl_lab.workflows.context import MetricsSink, PhaseView, WorkflowContext
 from rl_lab.workflows.diagnosis import find_nonfinite
+from rl_lab.workflows.random_actions import RandomActions
 
 Mode = Literal["train", "eval"]
 AgentState = dict[str, Tensor]  # the agent's memory, environments first; zeros mean "no memory"
@@ -62,7 +63,7 @@ class Workflow:
 
     def reset_state(self, state: AgentState, is_first: np.ndarray) -> AgentState:
         """Clear the memory of the environments that start an episode."""
-        if not is_first.any():
+        if not state or not is_first.any():
             return state
         keep = torch.from_numpy(~is_first)
         return {
@@ -82,8 +83,9 @@ class Workflow:
 
     def _start_collection(self, num_envs: int, initial: VectorStep) -> None:
         self._episode_return = np.zeros(num_envs, np.float64)
-        self._episode_length = np.zeros(num_envs, np.int64)
-        self._action_rng = np.random.default_rng(np.random.SeedSequence([self.context.seed, 1]))
+        self._decisions = 0
+        self._episode_start = np.zeros(num_envs, np.int64)  # at which decision the running episode began
+        self._random_actions = RandomActions(self.context.action_spec, num_envs, self.context.seed)
         self._no_flags = np.zeros(num_envs, bool)
         self._no_flags.flags.writeable = False  # one array stands in every record
         self._field_names = {key: OBSERVATION_PREFIX + key for key in initial.observation}
@@ -103,7 +105,7 @@ class Workflow:
         names = self._field_names
         fields = {names[key]: value for key, value in current.observation.items()}
         if phase.controller_role == RANDOM_ROLE:
-            action = self.random_action(num_envs)
+            action = self._random_actions.draw()
             self._state = self.initial_state(num_envs)
         else:
             state = self.reset_state(self._state, current.is_first) if self._any_first else self._state
@@ -113,8 +115,8 @@ class Workflow:
         fields["is_last"] = fields["is_terminal"] = self._no_flags
         result = CollectResult([RecordBlock(fields)], num_envs)
         following = envs.step(action)
-        self._episode_length += 1
-        self._episode_return += following.reward
+        self._decisions += 1
+        np.add(self._episode_return, following.reward, out=self._episode_return)
         if following.ended is None:
             self._any_first = False
         else:
@@ -132,19 +134,14 @@ class Workflow:
         result.blocks.append(RecordBlock(fields, ended.indices))
         for position, index in enumerate(ended.indices.tolist()):
             total = float(self._episode_return[index] + ended.reward[position])
-            length, terminal = int(self._episode_length[index]), bool(ended.is_terminal[position])
+            length, terminal = self._decisions - int(self._episode_start[index]), bool(ended.is_terminal[position])
             result.episodes.append(EpisodeSummary(index, total, length, terminal))
         self._episode_return[ended.indices] = 0.0
-        self._episode_length[ended.indices] = 0
+        self._episode_start[ended.indices] = self._decisions
 
-    def random_action(self, num_envs: int) -> np.ndarray:
-        """Uniform actions, from the run's own random stream."""
-        spec = self.context.action_spec
-        if spec.kind == "continuous":
-            return self._action_rng.uniform(-1.0, 1.0, (num_envs, *spec.shape)).astype(np.float32)
-        classes = spec.classes
-        high = classes[0] if len(set(classes)) == 1 else classes  # one bound for all is several times faster
-        return self._action_rng.integers(0, high, (num_envs, len(classes)), dtype=np.int32)
+    def random_action(self) -> np.ndarray:
+        """Uniform actions for the training environments, from the run's own random stream."""
+        return self._random_actions.draw()
 
     # Learning ---------------------------------------------------------------------------------------------------------
 
@@ -186,8 +183,9 @@ class Workflow:
         return {
             "agent": dict(self._state),
             "episode_return": torch.from_numpy(self._episode_return.copy()),
-            "episode_length": torch.from_numpy(self._episode_length.copy()),
-            "action_rng": self._action_rng.bit_generator.state,
+            "decisions": self._decisions,
+            "episode_start": torch.from_numpy(self._episode_start.copy()),
+            "random_actions": self._random_actions.get_state(),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -197,5 +195,5 @@ class Workflow:
         self._state = {name: value.to(self.context.device) for name, value in state["agent"].items()}
         self._any_first = bool(self._current.is_first.any())
         self._episode_return = state["episode_return"].numpy().copy()
-        self._episode_length = state["episode_length"].numpy().copy()
-        self._action_rng.bit_generator.state = state["action_rng"]
+        self._decisions, self._episode_start = state["decisions"], state["episode_start"].numpy().copy()
+        self._random_actions.set_state(state["random_actions"])

@@ -24,9 +24,9 @@ class RandomWorkflow(Workflow):
 
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
         """While training, actions come from the run's own stream; in evaluation from torch's, which it seeds."""
-        count = len(next(iter(observation.values())))
         if mode == "train":
-            return self.random_action(count), state
+            return self.random_action(), state
+        count = len(next(iter(observation.values())))
         spec = self.context.action_spec
         if spec.kind == "continuous":
             return torch.empty(count, *spec.shape).uniform_(-1.0, 1.0).numpy(), state

@@ -17,8 +17,8 @@ from rl_lab.nn.two_hot import TwoHot
 class SlowTarget(nn.Module):
     """A copy of a network that is not trained, but moves towards it: slow += rate·(fast - slow).
 
-    `rate=1` with `every=100` is a hard copy each hundredth update. It starts equal to the network, is saved with it, and
-    its parameters do not require gradients, so that they are neither optimised nor counted.
+    `rate=1` with `every=100` is a hard copy each hundredth update. It starts equal to the network, is saved with it,
+    and its parameters do not require gradients, so that they are neither optimised nor counted.
     """
 
     updates: Tensor
@@ -37,14 +37,16 @@ class SlowTarget(nn.Module):
     @torch.no_grad()
     def update(self, source: nn.Module) -> None:
         """Call once after each optimiser step."""
-        slow, fast = list(self.network.parameters()), list(source.parameters())
+        slow: list[Tensor] = list(self.network.parameters())
+        fast: list[Tensor] = list(source.parameters())
         if self.every == 1:
             torch._foreach_lerp_(slow, fast, self.rate)
             return
         self.updates += 1
         # The weight is a tensor: whether this update is due is decided on the device.
         weight = (self.updates % self.every == 0).to(slow[0].dtype) * self.rate
-        torch._foreach_lerp_(slow, fast, [weight] * len(slow))
+        for slow_tensor, fast_tensor in zip(slow, fast, strict=True):
+            slow_tensor.lerp_(fast_tensor, weight)
 
 
 class Critic(nn.Module, ABC):

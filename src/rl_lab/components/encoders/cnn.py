@@ -23,7 +23,8 @@ class DreamerCNN(nn.Module):
         stride = 2 if strided else 1
         self.strided = strided
         self.convs = nn.ModuleList(
-            Conv(inputs, outputs, 5, stride=stride) for inputs, outputs in zip([channels, *widths], widths, strict=False)
+            Conv(inputs, outputs, 5, stride=stride)
+            for inputs, outputs in zip([channels, *widths], widths, strict=False)
         )
         self.norms = nn.ModuleList(RMSNorm(outputs) for outputs in widths)
         self.output_size = (height // 16) * (width // 16) * widths[-1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -39,7 +38,7 @@ class MultiKeyEncoder(nn.Module):
         units: int = 256,
         layers: int = 3,
         depth: int = 16,
-        image_encoder: Literal["dreamer", "impala", "resnet"] = "dreamer",
+        image_encoder: str = "dreamer",
         strided: bool = False,
         use_symlog: bool = True,
     ) -> None:

@@ -1,6 +1,12 @@
 """From rewards and values to returns, advantages and value targets."""
 
-from rl_lab.components.return_computers.computers import GAE, DiscountedReturn, LambdaReturn, NStepReturn, ReturnComputer
+from rl_lab.components.return_computers.computers import (
+    GAE,
+    DiscountedReturn,
+    LambdaReturn,
+    NStepReturn,
+    ReturnComputer,
+)
 from rl_lab.components.return_computers.functions import (
     Advantages,
     discounted_returns,

@@ -4,8 +4,8 @@ Record t holds the reward received on arriving at it, so the return of state t b
 Inputs have T records along the time axis `dim` (1 for [batch, time], 0 for time-major); results have T - 1, for the
 states that have a successor. `live` is the discount on arriving at a record: discount·(1 - is_terminal), or a learned
 continue prediction that already contains the discount. Truncation (`is_last` without `is_terminal`) bootstraps from the
-value of the last record. A record with `is_last` has no successor of its own episode: its result is meaningless, and the
-caller masks it with ~is_last.
+value of the last record. A record with `is_last` has no successor of its own episode: its result is meaningless, and
+the caller masks it with ~is_last.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def lambda_returns(
     *,
     dim: int = 1,
 ) -> Float[Tensor, "*states"]:
-    """TD(λ): R_t = r_{t+1} + live_{t+1}·((1 - λ_{t+1})·v_{t+1} + λ_{t+1}·R_{t+1}), and R of the last record is its value.
+    """TD(λ): R_t = r_{t+1} + live_{t+1}·((1 - λ_{t+1})·v_{t+1} + λ_{t+1}·R_{t+1}); R of the last record is its value.
 
     `mix` is λ. As a tensor, λ·(1 - is_last) cuts the return at truncations, where it then bootstraps from `value`.
     """
-    later = mix if isinstance(mix, float) else _from_second(mix, dim)
+    later = _from_second(mix, dim) if isinstance(mix, Tensor) else mix
     final = value.select(dim, -1)
     return recursive_returns(
         _from_second(reward, dim), _from_second(live, dim), _from_second(value, dim), later, final, dim=dim

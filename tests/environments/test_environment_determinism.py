@@ -5,15 +5,15 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import example_environments  # noqa: F401  (registers them)
 import numpy as np
 import pytest
 import torch
+from environment_helpers import assert_same_step, play, random_actions
 
 from rl_lab.environments import EnvironmentSettings, make_vector_env
 from rl_lab.errors import CheckpointError
 from rl_lab.records import VectorStep
-from tests.environments import example_environments  # noqa: F401  (registers them)
-from tests.environments.helpers import assert_same_step, play, random_actions
 
 # id, settings, decisions before saving, decisions after it
 CASES: list[tuple[str, dict[str, Any], int, int]] = [
@@ -24,7 +24,7 @@ CASES: list[tuple[str, dict[str, Any], int, int]] = [
     ("BipedalWalker-v3", {"time_limit": 60}, 100, 70),
     ("CarRacing-v3", {"time_limit": 12}, 18, 8),
     ("HalfCheetah-v5", {"time_limit": 40}, 60, 40),
-    ("ALE/Pong-v5", {"time_limit": 160, "atari": {"sticky": 0.25}}, 60, 30),
+    ("ALE/Pong-v5", {"time_limit": 160, "atari": {"sticky": 0.25}}, 50, 30),
     ("ALE/Breakout-v5", {"atari": {"preset": "dqn"}}, 150, 100),
     ("ALE/Pong-v5", {"time_limit": 40, "atari": {"preset": "none"}}, 60, 30),
     ("MiniGrid-Empty-5x5-v0", {"time_limit": 40}, 60, 40),
@@ -33,7 +33,9 @@ CASES: list[tuple[str, dict[str, Any], int, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "before", "after"), CASES, ids=[f"{case[0]}-{i}" for i, case in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("name", "options", "before", "after"), CASES, ids=[f"{case[0]}-{i}" for i, case in enumerate(CASES)]
+)
 def test_a_new_environment_goes_on_where_the_saved_one_stood(
     name: str, options: dict[str, Any], before: int, after: int
 ) -> None:
@@ -55,11 +57,11 @@ def test_a_new_environment_goes_on_where_the_saved_one_stood(
     copy.close()
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "ExampleMixed-v0", "ALE/Pong-v5"])
-def test_both_back_ends_play_the_same_episodes(name: str) -> None:
+@pytest.mark.parametrize(("name", "limit"), [("CartPole-v1", 30), ("ExampleMixed-v0", 30), ("ALE/Pong-v5", 320)])
+def test_both_back_ends_play_the_same_episodes(name: str, limit: int) -> None:
     """What an agent sees does not depend on where the environments run, and a state moves from one to the other."""
     sync, process = (
-        make_vector_env(EnvironmentSettings(id=name, num_envs=3, backend=backend, time_limit=72), seed=1)
+        make_vector_env(EnvironmentSettings(id=name, num_envs=3, backend=backend, time_limit=limit), seed=1)
         for backend in ("sync", "process")
     )
     assert sync.observation_spec == process.observation_spec
@@ -69,7 +71,7 @@ def test_both_back_ends_play_the_same_episodes(name: str) -> None:
     for left, right in zip(play(sync, actions[:100]), play(process, actions[:100]), strict=True):
         assert_same_step(left, right)
     state = process.get_state()
-    again = make_vector_env(EnvironmentSettings(id=name, num_envs=3, backend="process", time_limit=72), seed=1)
+    again = make_vector_env(EnvironmentSettings(id=name, num_envs=3, backend="process", time_limit=limit), seed=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         again.set_state(state)

@@ -1,0 +1,145 @@
+"""How long one DreamerV3 update takes on this machine, on synthetic records (replay excluded).
+
+    python benchmarks/dreamer_v3_update.py --size 12m --observation image --actions 6 --write dreamer_v3_12m
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from rl_lab.experiment.config import compose, resolve
+from rl_lab.experiment.device import resolve_device, resolve_precision
+from rl_lab.experiment.dims import fill_dims
+from rl_lab.experiment.model import build_model
+from rl_lab.experiment.parts import build_optimizers
+from rl_lab.orchestration.run_directory import git_commit
+from rl_lab.records import SequenceBatch
+from rl_lab.specs import ActionSpec, ObservationSpec
+from rl_lab.workflows.context import PhaseView, WorkflowContext
+from rl_lab.workflows.dreamer_v3 import DETER, STOCH, DreamerV3
+
+OBSERVATIONS = {
+    "image": {"image": ObservationSpec("image", (64, 64, 3), "uint8")},
+    "vector": {"vector": ObservationSpec("vector", (24,), "float32")},
+}
+PHASE = PhaseView("benchmark", "online")
+
+
+def make_workflow(size: str, observation: str, actions: int, *, compile_: bool) -> DreamerV3:
+    """The workflow as `rl-lab train +experiment=dreamer_v3` builds it."""
+    device = resolve_device("auto")
+    config = compose(["+experiment=dreamer_v3", f"size={size}"])
+    fill_dims(config, OBSERVATIONS[observation], ActionSpec("discrete", (1,), (actions,)))
+    resolved = resolve(config)
+    model = build_model(resolved, device)
+    assert isinstance(model.workflow, DreamerV3)
+    context = WorkflowContext(
+        config=resolved, device=device, seed=0, observation_spec=model.observation_spec,
+        action_spec=model.action_spec, components=model.components, controllers=model.controllers,
+        optimizers=build_optimizers(resolved, model.builder, model.modules),
+        compile=compile_, autocast_dtype=resolve_precision("auto", device),
+    )  # fmt: skip
+    model.workflow.initialize(context)
+    return model.workflow
+
+
+def make_batch(workflow: DreamerV3) -> SequenceBatch:
+    """Random records in the workflow's batch shape."""
+    spec, rssm, device = workflow.batch_spec(), workflow.rssm, workflow.context.device
+    lead = (spec.batch_size, spec.window)
+    observation = {
+        key: torch.randint(0, 256, (*lead, *own.shape), dtype=torch.uint8, device=device)
+        if own.kind == "image"
+        else torch.randn(*lead, *own.shape, device=device)
+        for key, own in workflow.context.observation_spec.items()
+    }
+    classes = workflow.context.action_spec.classes[0]
+    ends = torch.rand(lead, device=device) < 0.02
+    return SequenceBatch(
+        observation=observation,
+        action=torch.randint(0, classes, (*lead, 1), dtype=torch.int32, device=device),
+        reward=torch.randn(lead, device=device),
+        is_first=torch.rand(lead, device=device) < 0.02, is_last=ends, is_terminal=ends,
+        extras={
+            DETER: torch.rand(*lead, rssm.deter, device=device).half(),
+            STOCH: torch.randint(0, rssm.classes, (*lead, rssm.groups), dtype=torch.uint8, device=device),
+        },
+    )  # fmt: skip
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def measure(workflow: DreamerV3, batch: SequenceBatch, *, repeats: int) -> dict[str, float]:
+    """Warm-up seconds until the first full-speed update, then the median of single updates."""
+    start = time.perf_counter()
+    workflow.update(batch, phase=PHASE)
+    synchronize()
+    warmup = time.perf_counter() - start
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        workflow.update(batch, phase=PHASE)
+        synchronize()
+        times.append(time.perf_counter() - start)
+    times.sort()
+    return {"ms_per_update": 1e3 * times[len(times) // 2], "fastest_ms": 1e3 * times[0], "warmup_s": warmup}
+
+
+def kernels(workflow: DreamerV3, batch: SequenceBatch) -> dict[str, float]:
+    """Kernels that one update runs, their summed time, and the heaviest of them."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        workflow.update(batch, phase=PHASE)
+        synchronize()
+    events = [event for event in profiler.key_averages() if event.self_device_time_total > 0]
+    for event in sorted(events, key=lambda e: -e.self_device_time_total)[:12]:
+        print(f"  {event.self_device_time_total / 1e3:8.3f} ms {event.count:6d}× {event.key[:100]}")
+    return {
+        "kernels_per_update": sum(event.count for event in events),
+        "kernel_ms": sum(event.self_device_time_total for event in events) / 1e3,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", default="12m")
+    parser.add_argument("--observation", choices=list(OBSERVATIONS), default="image")
+    parser.add_argument("--actions", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=50)
+    parser.add_argument("--eager", action="store_true", help="neither compiled nor captured")
+    parser.add_argument("--write", metavar="NAME", help="write results/speed/NAME.json")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")
+    workflow = make_workflow(arguments.size, arguments.observation, arguments.actions, compile_=not arguments.eager)
+    batch = make_batch(workflow)
+    figures: dict[str, float | str] = dict(measure(workflow, batch, repeats=arguments.repeats))
+    if torch.cuda.is_available():
+        figures |= kernels(workflow, batch)
+        figures["gpu_busy_share"] = float(figures["kernel_ms"]) / float(figures["ms_per_update"])
+        figures["peak_gpu_mb"] = torch.cuda.max_memory_allocated() / 2**20
+    spec = workflow.batch_spec()
+    record = {
+        "name": arguments.write, "size": arguments.size, "observation": arguments.observation,
+        "actions": arguments.actions, "batch": [spec.batch_size, spec.sequence_length], "horizon": workflow.horizon,
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", "torch": torch.__version__,
+        "compiled": not arguments.eager, "commit": git_commit(), **figures,
+    }  # fmt: skip
+    print(json.dumps(record, indent=1))
+    if arguments.write:
+        path = Path("results/speed") / f"{arguments.write}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

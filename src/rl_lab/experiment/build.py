@@ -1,0 +1,226 @@
+"""The wiring: from a checked configuration to a run that is ready to start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from rl_lab.data_sources.base import DataSource, SourceContext
+from rl_lab.environments import make_vector_env
+from rl_lab.environments.base import SeedStream, VectorEnv
+from rl_lab.environments.inspection import choose_backend
+from rl_lab.errors import ConfigError, RLLabError
+from rl_lab.experiment import plan
+from rl_lab.experiment.device import resolve_device, resolve_precision, set_threads
+from rl_lab.experiment.imagination import can_imagine, write_run_imagination
+from rl_lab.experiment.model import Model, build_model
+from rl_lab.experiment.parts import build_optimizers
+from rl_lab.experiment.prepare import Prepared
+from rl_lab.experiment.validation import Settings
+from rl_lab.metrics.console import RunConsole
+from rl_lab.metrics.logger import MetricsLogger
+from rl_lab.metrics.sinks import MlflowSink, Sink, TensorBoardSink, WandbSink
+from rl_lab.orchestration.checkpoint import CheckpointManager
+from rl_lab.orchestration.orchestrator import LoopSettings, Orchestrator
+from rl_lab.orchestration.randomness import forked_random, seed_random
+from rl_lab.orchestration.run_directory import RunDirectory
+from rl_lab.records import OBSERVATION_PREFIX, FieldSpec
+from rl_lab.specs import ActionSpec, ObservationSpec
+from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.context import WorkflowContext
+
+SEED_DOMAIN = 7  # keeps the global streams apart from those that parts derive from the run's seed
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A run that is ready to start."""
+
+    orchestrator: Orchestrator
+    plan: str
+    device: torch.device
+    parameters: dict[str, int]
+
+
+def build(prepared: Prepared, run: RunDirectory) -> Experiment:
+    """Build everything that the configuration names. What was opened is closed again where a part does not fit."""
+    opened: list[Any] = []
+    try:
+        return _build(prepared, run, opened)
+    except BaseException:
+        for part in reversed(opened):
+            part.close()
+        raise
+
+
+def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experiment:
+    config, settings = prepared.config, prepared.settings
+    device = resolve_device(settings.experiment.device)
+    set_threads(settings.training.threads, device)
+    seed_random(settings.experiment.seed, SEED_DOMAIN)
+    model = build_model(config, device)
+    sources = build_sources(model, config)
+    envs = make_vector_env(settings.environment, seed=settings.experiment.seed)
+    opened.append(envs)
+    checkpoints = CheckpointManager(run.checkpoints, workflow=model.workflow.name, keep=settings.checkpoint.keep)
+    console = RunConsole(settings.logging.console)
+    opened.append(console)
+    logger = MetricsLogger(run.metrics_jsonl, build_sinks(settings, config, run))
+    opened.append(logger)
+    context = WorkflowContext(
+        config=config,
+        device=device,
+        seed=settings.experiment.seed,
+        observation_spec=model.observation_spec,
+        action_spec=model.action_spec,
+        components=model.components,
+        controllers=model.controllers,
+        optimizers=build_optimizers(config, model.builder, model.modules),
+        data_sources=sources,
+        train_envs=envs,
+        initial=envs.reset(),
+        checkpoints=checkpoints,
+        metrics=logger,
+        compile=settings.training.compile == "auto" and device.type == "cuda",
+        autocast_dtype=resolve_precision(settings.training.precision, device),
+    )
+    model.workflow.initialize(context)
+    check_fit(model.workflow, context)
+    prepare_sources(sources, model, context, run)
+    opened.extend(sources.values())
+    plan.require_room(plan.memory_needs(model, sources, device), device, run.path)
+    text = plan.describe(
+        settings=settings,
+        facts=prepared.facts,
+        model=model,
+        phases=prepared.phases,
+        sources=sources,
+        device=device,
+        folder=run.path,
+        backend=choose_backend(settings.environment.resolved(), settings.environment.num_envs),
+    )
+    orchestrator = Orchestrator(
+        workflow=model.workflow,
+        context=context,
+        phases=prepared.phases,
+        settings=loop_settings(settings),
+        run=run,
+        logger=logger,
+        console=console,
+        checkpoints=checkpoints,
+        eval_envs=partial(make_eval_envs, settings),
+        on_complete=_final_pictures(model.workflow, settings, run),
+    )
+    return Experiment(orchestrator, text, device, model.parameters)
+
+
+def build_sources(model: Model, config: dict[str, Any]) -> dict[str, DataSource]:
+    sources = {}
+    for name, node in (config.get("data_sources") or {}).items():
+        source = model.builder.make(f"data_sources.{name}", node)
+        if not isinstance(source, DataSource):
+            raise ConfigError(f"data_sources.{name}._target_={node['_target_']} is not a DataSource.")
+        sources[name] = source
+    return sources
+
+
+def record_fields(
+    observation: dict[str, ObservationSpec], action: ActionSpec, workflow: Workflow
+) -> dict[str, FieldSpec]:
+    """Everything that a record carries."""
+    fields = {OBSERVATION_PREFIX + key: FieldSpec(spec.shape, spec.dtype) for key, spec in observation.items()}
+    fields["action"] = FieldSpec(action.shape, action.dtype)
+    fields["reward"] = FieldSpec((), "float32")
+    fields.update(dict.fromkeys(("is_first", "is_last", "is_terminal"), FieldSpec((), "bool")))
+    return fields | workflow.record_specs()
+
+
+def prepare_sources(sources: dict[str, DataSource], model: Model, context: WorkflowContext, run: RunDirectory) -> None:
+    fields = record_fields(model.observation_spec, model.action_spec, model.workflow)
+    assert context.train_envs is not None
+    for name, source in sources.items():
+        folder = run.path / "data" / name
+        num_envs = context.train_envs.num_envs
+        try:
+            source.prepare(SourceContext(fields, num_envs, str(context.device), context.seed, folder))
+        except RLLabError as error:
+            raise ConfigError(f"data_sources.{name}: {error}") from error
+
+
+def check_fit(workflow: Workflow, context: WorkflowContext) -> None:
+    """Act once on the first observation: sizes that do not fit each other or the environment show here."""
+    assert context.train_envs is not None
+    assert context.initial is not None
+    with forked_random(context.seed):
+        try:
+            workflow.act(context.initial.observation, workflow.initial_state(context.train_envs.num_envs), mode="eval")
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            shapes = ", ".join(f"{key} {list(spec.shape)}" for key, spec in context.observation_spec.items())
+            raise ConfigError(
+                f"The parts do not fit the environment or each other: {str(error).splitlines()[0]}. The observation is "
+                f"{shapes}, the encoded action has {context.action_spec.encoded_size} entries. Sizes that are left to "
+                "the configuration (${_dims…}, @components…) always fit."
+            ) from error
+
+
+def build_sinks(settings: Settings, config: dict[str, Any], run: RunDirectory) -> list[Sink]:
+    logging, sinks = settings.logging, list[Sink]()
+    if logging.tensorboard:
+        sinks.append(TensorBoardSink(folder=run.path / "tensorboard"))
+    if logging.wandb:
+        sinks.append(WandbSink(folder=run.path, config=config, **_arguments(logging.wandb)))
+    if logging.mlflow:
+        sinks.append(MlflowSink(folder=run.path, config=config, **_arguments(logging.mlflow)))
+    return sinks
+
+
+def _arguments(value: dict[str, Any] | bool) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def loop_settings(settings: Settings) -> LoopSettings:
+    evaluation, training = settings.evaluation, settings.training
+    return LoopSettings(
+        total_timesteps=training.total_timesteps,
+        log_every=settings.logging.every,
+        checkpoint_every=settings.checkpoint.every,
+        episodes=evaluation.episodes,
+        final_episodes=evaluation.final_episodes,
+        video=evaluation.video,
+        on_nonfinite=training.on_nonfinite,
+        best_metric=settings.checkpoint.best,
+        select=evaluation.select,
+    )
+
+
+def make_eval_envs(
+    settings: Settings, stream: SeedStream, *, render: bool, seed: int | None = None, episodes: int | None = None
+) -> VectorEnv:
+    """Environments for held-out episodes; never more than there are episodes to play."""
+    evaluation = settings.evaluation
+    if episodes is None:
+        final = evaluation.final_episodes if stream == "final" else None
+        episodes = final or evaluation.episodes
+    return make_vector_env(
+        settings.environment,
+        seed=settings.experiment.seed if seed is None else seed,
+        num_envs=min(evaluation.num_envs, episodes),
+        stream=stream,
+        render=render,
+    )
+
+
+def _final_pictures(workflow: Workflow, settings: Settings, run: RunDirectory) -> Sequence[Callable[[], None]]:
+    if not (settings.evaluation.imagination and can_imagine(workflow)):
+        return ()
+
+    def imagine() -> None:
+        write_run_imagination(workflow, settings, run.path)
+
+    return (imagine,)

@@ -1,0 +1,71 @@
+"""Evaluation of a finished or running run, from its directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_lab.experiment.agent import load_run
+from rl_lab.experiment.build import make_eval_envs
+from rl_lab.metrics.video import write_video
+from rl_lab.orchestration.evaluation import EvaluationResult, evaluate
+
+
+@dataclass(frozen=True)
+class RunEvaluation:
+    """Held-out episodes of one run's agent, and how they were played."""
+
+    run: Path
+    checkpoint: str
+    environment: str
+    seed: int
+    result: EvaluationResult
+    video: Path | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "run": str(self.run),
+            "checkpoint": self.checkpoint,
+            "environment": self.environment,
+            "seed": self.seed,
+            "mode": "greedy",
+            **self.result.metrics(),
+            "returns": list(self.result.returns),
+            "lengths": list(self.result.lengths),
+            "video": str(self.video) if self.video else None,
+        }
+
+    def text(self) -> str:
+        result = self.result
+        lines = [
+            f"{self.run} ({self.checkpoint}) in {self.environment}, seed {self.seed}, greedy",
+            f"return {result.return_mean:.2f} ± {result.return_std:.2f} over {len(result.returns)} episodes "
+            f"(from {min(result.returns):.2f} to {max(result.returns):.2f})",
+        ]
+        return "\n".join(lines + ([f"video: {self.video}"] if self.video else []))
+
+
+def evaluate_run(
+    run: str | Path,
+    *,
+    run_root: str | Path = "experiments",
+    episodes: int | None = None,
+    seed: int | None = None,
+    video: bool = False,
+) -> RunEvaluation:
+    """Play held-out episodes. Without a seed and a number they are those of the run's own final evaluation."""
+    loaded = load_run(run, run_root=run_root)
+    settings = loaded.settings
+    seed = settings.experiment.seed if seed is None else seed
+    episodes = episodes or settings.evaluation.final_episodes or settings.evaluation.episodes
+    envs = make_eval_envs(settings, "final", render=video, seed=seed, episodes=episodes)
+    try:
+        result = evaluate(loaded.workflow, envs, episodes, seed=seed, stream="final", record=video)
+    finally:
+        envs.close()
+    assert result is not None
+    path = None
+    if result.frames is not None:
+        path = write_video(loaded.run.path / "videos" / f"eval-s{seed}.mp4", result.frames)
+    return RunEvaluation(loaded.run.path, loaded.checkpoint.path.name, settings.environment.id, seed, result, path)

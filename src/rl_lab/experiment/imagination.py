@@ -1,0 +1,103 @@
+"""Real beside imagined: plays held-out episodes and lets the workflow's model predict them open loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rl_lab.environments import make_vector_env
+from rl_lab.environments.base import VectorEnv
+from rl_lab.errors import ConfigError
+from rl_lab.experiment.validation import Settings
+from rl_lab.metrics.imagination import write_imagination
+from rl_lab.orchestration.randomness import forked_random
+from rl_lab.records import SequenceBatch, VectorStep
+from rl_lab.workflows.base import Workflow
+
+DEFAULT_CONTEXT, DEFAULT_HORIZON = 5, 45
+EPISODES = 4  # played side by side; the longest are shown
+SEED_DOMAIN = 0x1346
+
+Rows = list[dict[str, np.ndarray]]  # the records of one episode
+
+
+def can_imagine(workflow: Workflow) -> bool:
+    return type(workflow).imagine is not Workflow.imagine
+
+
+def write_run_imagination(
+    workflow: Workflow,
+    settings: Settings,
+    folder: Path,
+    *,
+    context: int = DEFAULT_CONTEXT,
+    horizon: int = DEFAULT_HORIZON,
+    seed: int | None = None,
+) -> list[Path]:
+    """Play, predict and draw into `folder`/imagination; the files, the main picture first."""
+    seed = settings.experiment.seed if seed is None else seed
+    envs = make_vector_env(settings.environment, seed=seed, num_envs=EPISODES, stream="final")
+    try:
+        with forked_random(SEED_DOMAIN, seed), torch.no_grad():
+            episodes = _play(workflow, envs, context + horizon)
+            batch = _batch(episodes, context + horizon, workflow.context.device)
+            steps = batch.reward.shape[1]
+            if steps < 2:
+                raise ConfigError("Every episode ended after one step: there is nothing to imagine.")
+            rollout = workflow.imagine(batch, context=min(context, steps // 2))
+    finally:
+        envs.close()
+    return write_imagination(rollout, folder / "imagination")
+
+
+def _play(workflow: Workflow, envs: VectorEnv, steps: int) -> list[Rows]:
+    """The first episode of every environment, or as much of it as is asked for."""
+    count = envs.num_envs
+    current, state = envs.reset(), workflow.initial_state(count)
+    episodes: list[Rows] = [[] for _ in range(count)]
+    running = set(range(count))
+    for _ in range(steps):
+        state = workflow.reset_state(state, current.is_first)
+        action, state = workflow.act(current.observation, state, mode="eval")
+        for index in running:
+            episodes[index].append(_record(current, index, action[index]))
+        current = envs.step(action)
+        if current.ended is not None:
+            for position, index in enumerate(current.ended.indices.tolist()):
+                if index in running:
+                    ended = current.ended
+                    last = {f"observation.{key}": value[position] for key, value in ended.observation.items()}
+                    flags = {"is_first": np.bool_(False), "is_terminal": ended.is_terminal[position]}
+                    last |= {"action": np.zeros_like(action[index]), "reward": ended.reward[position], **flags}
+                    episodes[index].append(last)
+                    running.discard(index)
+        if not running:
+            break
+    return episodes
+
+
+def _record(step: VectorStep, index: int, action: np.ndarray) -> dict[str, np.ndarray]:
+    record = {f"observation.{key}": value[index] for key, value in step.observation.items()}
+    flags = {"is_first": step.is_first[index], "is_terminal": np.bool_(False)}
+    return record | {"action": action, "reward": step.reward[index], **flags}
+
+
+def _batch(episodes: list[Rows], steps: int, device: torch.device) -> SequenceBatch:
+    """The episodes that last long enough, cut to one length: that of the longest, at most `steps`."""
+    length = min(steps, max(map(len, episodes)))
+    chosen = [rows[:length] for rows in episodes if len(rows) >= length]
+    stacked = {
+        name: torch.from_numpy(np.stack([np.stack([row[name] for row in rows]) for rows in chosen])).to(device)
+        for name in chosen[0][0]
+    }
+    start = len("observation.")
+    return SequenceBatch(
+        observation={name[start:]: value for name, value in stacked.items() if name.startswith("observation.")},
+        action=stacked["action"],
+        reward=stacked["reward"],
+        is_first=stacked["is_first"],
+        is_last=stacked["is_terminal"],
+        is_terminal=stacked["is_terminal"],
+    )

@@ -1,0 +1,156 @@
+"""`rl-lab reproduce`: trains the seeds of an experiment, evaluates them by the protocol and writes results/.
+
+What was done is read off the run directories, so an interrupted reproduction goes on: finished seeds are kept, a seed
+that was cut off is resumed, the others are trained.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_lab.errors import RLLabError
+from rl_lab.experiment.jobs import Job, run_jobs
+from rl_lab.experiment.prepare import Prepared, prepare
+from rl_lab.experiment.results import curve_file, environment_versions, read_results, result_row, write_results
+from rl_lab.orchestration.run_directory import RunDirectory, list_runs
+
+Say = Callable[[str], object]
+SEEDS = (
+    "derived from (run seed, stream 'final', environment index, episode number); used neither in training nor in the "
+    "evaluations while training"
+)
+LOGS = ".reproduce"  # under run_root
+
+
+@dataclass(frozen=True)
+class SeedPlan:
+    """How to train one seed, and how to recognise its run."""
+
+    seed: int
+    overrides: tuple[str, ...]
+    run_root: Path
+    name: str
+
+    def run(self) -> RunDirectory | None:
+        """The newest run that was started with these very overrides."""
+        runs = [run for run in list_runs(self.run_root) if run.info().get("overrides") == list(self.overrides)]
+        return runs[-1] if runs else None
+
+    def is_done(self) -> bool:
+        run = self.run()
+        return run is not None and run.info().get("status") == "completed" and run.summary_json.is_file()
+
+    def train_command(self) -> list[str]:
+        run = self.run()
+        if run is None:
+            return ["train", *self.overrides]
+        return ["train", f"training.resume_path={run.path}", f"run_root={self.run_root}"]
+
+
+def reproduce(
+    experiment: str,
+    *,
+    overrides: Sequence[str] = (),
+    seeds: Sequence[int],
+    jobs: int | None = None,
+    episodes: int = 100,
+    results: Path = Path("results"),
+    config_dirs: Sequence[Path] = (),
+    say: Say,
+) -> Path:
+    """Train and evaluate every seed that is missing, then write the file. Raises where a seed failed."""
+    prepared = prepare([f"+experiment={experiment}", *overrides], config_dirs=config_dirs)
+    plans = [_plan(prepared, experiment, overrides, seed) for seed in seeds]
+    options = [word for folder in config_dirs for word in ("--config-dir", str(folder))]
+    logs = Path(prepared.config["run_root"]) / LOGS
+    missing = [plan for plan in plans if not plan.is_done()]
+    say(f"{experiment}: {len(plans) - len(missing)} of {len(plans)} seeds are trained already")
+    at_once = jobs or default_jobs()
+    training = [
+        Job(f"seed {plan.seed}", [*plan.train_command(), *options], logs / f"{plan.name}-s{plan.seed}.log")
+        for plan in missing
+    ]
+    failed = run_jobs(training, at_once=at_once, say=say)
+    done = [plan for plan in plans if plan.is_done()]
+    scores = _evaluate(done, episodes=episodes, logs=logs, at_once=at_once, say=say)
+    path = _write(experiment, prepared, overrides, done, scores, episodes=episodes, results=results)
+    if failed:
+        raise RLLabError("; ".join(failed) + ". The other seeds are in " + str(path))
+    return path
+
+
+def _plan(prepared: Prepared, experiment: str, overrides: Sequence[str], seed: int) -> SeedPlan:
+    lines = (f"+experiment={experiment}", *overrides, f"experiment.seed={seed}")
+    name = prepared.settings.experiment.name
+    assert name is not None
+    return SeedPlan(seed, lines, Path(prepared.config["run_root"]), name)
+
+
+def default_jobs() -> int:
+    """One seed per core on the CPU, where a run uses one thread; one at a time on a GPU."""
+    import torch
+
+    return 1 if torch.cuda.is_available() else max(1, len(os.sched_getaffinity(0)))
+
+
+def _evaluate(
+    plans: Sequence[SeedPlan], *, episodes: int, logs: Path, at_once: int, say: Say
+) -> dict[int, dict[str, Any]]:
+    """The fresh episodes of every trained seed, each in a process of its own."""
+    jobs, outputs = [], {}
+    for plan in plans:
+        run = plan.run()
+        assert run is not None
+        outputs[plan.seed] = logs / f"{plan.name}-s{plan.seed}.json"
+        command = ["eval", str(run.path), "--episodes", str(episodes), "--json"]
+        jobs.append(Job(f"evaluation of seed {plan.seed}", command, outputs[plan.seed]))
+    failed = run_jobs(jobs, at_once=at_once, say=say)
+    if failed:
+        raise RLLabError("; ".join(failed))
+    return {seed: json.loads(path.read_text().strip().splitlines()[-1]) for seed, path in outputs.items()}
+
+
+def _write(
+    experiment: str,
+    prepared: Prepared,
+    overrides: Sequence[str],
+    plans: Sequence[SeedPlan],
+    scores: dict[int, dict[str, Any]],
+    *,
+    episodes: int,
+    results: Path,
+) -> Path:
+    path = results / f"{experiment}.json"
+    protocol = _protocol(prepared, episodes)
+    rows = read_results(path, overrides=overrides, protocol=protocol)  # those of other seeds
+    for plan in plans:
+        run = plan.run()
+        assert run is not None
+        curve = curve_file(run, results / "curves" / f"{experiment}-s{plan.seed}.csv")
+        rows[plan.seed] = result_row(run, plan.seed, scores[plan.seed], curve.relative_to(results).as_posix())
+    config = {**prepared.config, "experiment": {**prepared.config["experiment"], "seed": None}}
+    write_results(path, experiment=experiment, overrides=overrides, protocol=protocol, config=config, rows=rows)
+    return path
+
+
+def _protocol(prepared: Prepared, episodes: int) -> dict[str, Any]:
+    settings = prepared.settings
+    best = settings.checkpoint.best
+    if settings.evaluation.select == "best":
+        selection = f"the agent with the highest {best} in the periodic evaluations while training"
+    else:
+        selection = "the agent at the end of training"
+    return {
+        "environment": settings.environment.id,
+        "environment_version": environment_versions(settings.environment.id),
+        "episodes": episodes,
+        "seeds": SEEDS,
+        "actions": "greedy",
+        "selection": selection,
+        "summary": "interquartile mean over seeds, 95 % bootstrap interval",
+    }

@@ -1,0 +1,92 @@
+"""Going on with a run: its own configuration, and the few overrides that are safe."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from rl_lab.errors import ConfigError, RunNotFoundError
+from rl_lab.experiment.config import load_yaml, parse_overrides
+from rl_lab.experiment.prepare import Prepared, complete
+from rl_lab.orchestration.run_directory import RunDirectory, find_run
+
+RESUME_KEY = "training.resume_path"
+BUDGET_KEY = "training.total_timesteps"
+SAFE_KEYS = (
+    BUDGET_KEY,
+    "training.threads",
+    "training.compile",
+    "experiment.device",
+    "evaluation.episodes",
+    "evaluation.final_episodes",
+    "evaluation.video",
+    "evaluation.imagination",
+    "environment.backend",
+    "environment.workers",
+    "environment.worker_timeout",
+    "environment.startup_timeout",
+)
+SAFE_SECTIONS = ("logging.", "checkpoint.")
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run to go on with, from its latest checkpoint or from one that was named."""
+
+    run: RunDirectory
+    prepared: Prepared
+    checkpoint: Path | None
+    accepted: dict[str, Any] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """What the user is told."""
+        start = self.checkpoint.name if self.checkpoint is not None else "its latest checkpoint"
+        changes = ", ".join(f"{key}={value}" for key, value in self.accepted.items())
+        return f"Going on with {self.run.path} from {start}, with its own configuration" + (
+            f" and these overrides: {changes}." if changes else "."
+        )
+
+
+def prepare_resume(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> Resumption:
+    """Find the run that `training.resume_path` names and check the other overrides."""
+    given = {override.key_or_group: override.value() for override in parse_overrides(overrides)}
+    run_root = str(given.pop("run_root", "experiments"))
+    run, checkpoint = find_checkpoint(str(given.pop(RESUME_KEY)), run_root)
+    for key in given:
+        if key not in SAFE_KEYS and not key.startswith(SAFE_SECTIONS):
+            safe = ", ".join([*SAFE_KEYS, *(f"{section}*" for section in SAFE_SECTIONS)])
+            raise ConfigError(
+                f"{key} cannot be changed when a run goes on: it takes its own configuration ({run.config_yaml}). "
+                f"These can: {safe}. Start a new run for anything else."
+            )
+    if not run.config_yaml.is_file():
+        raise RunNotFoundError(f"{run.path} has no config.yaml: it is not a run, or it never started.")
+    config = load_yaml(run.config_yaml)
+    _extend_phases(config, given)
+    for key, value in given.items():
+        OmegaConf.update(config, key, value)
+    config.training.resume_path = None
+    return Resumption(run, complete(config), checkpoint, given)
+
+
+def find_checkpoint(reference: str, run_root: str | Path) -> tuple[RunDirectory, Path | None]:
+    """A run, or a checkpoint inside one."""
+    path = Path(reference).expanduser()
+    if path.parent.name == "checkpoints" and path.parent.parent.is_dir():
+        if not path.is_dir():
+            raise RunNotFoundError(f"There is no checkpoint {path}. See what {path.parent} holds.")
+        return RunDirectory(path.parent.parent), path.resolve()
+    return find_run(reference, run_root), None
+
+
+def _extend_phases(config: DictConfig, given: dict[str, Any]) -> None:
+    """A phase that lasted for the whole old budget lasts for the whole new one."""
+    phases = config.training.get("phases")
+    if BUDGET_KEY in given and phases:
+        for phase in phases:
+            if phase.get("duration_steps") == config.training.total_timesteps:
+                phase.duration_steps = given[BUDGET_KEY]

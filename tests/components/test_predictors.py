@@ -1,0 +1,42 @@
+"""Reward and continue predictors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
+
+
+def test_fresh_reward_is_zero_with_loss_ln_255() -> None:
+    """Zero output weights: the first prediction is exactly 0 and the first loss exactly that of a uniform guess."""
+    reward = RewardPredictor(feature_size=10, units=16)
+    logits = reward(torch.randn(4, 6, 10))
+    assert torch.equal(reward.mean(logits), torch.zeros(4, 6))
+    torch.testing.assert_close(reward.loss(logits, torch.randn(4, 6)), torch.full((4, 6), math.log(255.0)))
+
+
+def test_reward_gradient_reaches_the_features() -> None:
+    """Once the output layer has moved off zero, the representation learns from rewards."""
+    reward = RewardPredictor(feature_size=10, units=16, outscale=1.0, bins=15, limit=5.0)
+    features = torch.randn(3, 10, requires_grad=True)
+    reward.loss(reward(features), torch.ones(3)).sum().backward()
+    assert features.grad.abs().sum() > 0
+
+
+def test_continue_label_is_soft() -> None:
+    """The loss is least where the prediction is (1 - terminal)·discount: the discount is inside."""
+    predictor = ContinuePredictor(feature_size=10, units=16, discount=0.9)
+    terminal = torch.tensor([False, True])
+    best = torch.tensor([0.9, 1e-6]).logit()
+    entropy = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1))
+    assert predictor.loss(best, terminal).tolist() == pytest.approx([entropy, 0.0], abs=1e-5)
+    assert predictor.mean(best)[0].item() == pytest.approx(0.9)
+    assert (predictor.loss(best + 0.5, terminal) > predictor.loss(best, terminal)).all()
+
+
+def test_continue_output_has_no_extra_axis() -> None:
+    predictor = ContinuePredictor(feature_size=10, units=16)
+    assert predictor(torch.randn(4, 6, 10)).shape == (4, 6)

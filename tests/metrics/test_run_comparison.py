@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rl_lab.errors import RLLabError
+from rl_lab.metrics.comparison import compare_runs
+from rl_lab.metrics.statistics import bootstrap_interval
+
+
+def test_groups_scores_and_files(make_run, tmp_path):
+    """Seeds of one setting are a group with IQM and interval; another setting is another group."""
+    scores = [100.0, 480.0, 490.0, 500.0, 600.0]
+    folders = [make_run(f"a-s{seed}", seed=seed, score=score) for seed, score in enumerate(scores)]
+    folders += [make_run(f"b-s{seed}", seed=seed, score=50.0 + seed, lr=1e-3) for seed in range(2)]
+    result = compare_runs(folders, tmp_path / "out")
+
+    first, second = result.groups
+    assert first.label == "dreamer_v3_cartpole (optimizers.main.lr=4e-05)"
+    assert first.iqm == 490.0
+    assert first.ci95 == bootstrap_interval(scores)
+    assert [run.return_mean for run in first.runs] == scores
+    assert second.iqm == 50.5
+    assert result.differences == {"optimizers.main.lr": [4e-5, 1e-3]}
+    written = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert written["groups"][0]["iqm"] == 490.0
+    assert written["groups"][0]["runs"][1]["env_steps"] == 4800
+    for suffix in ("html", "svg", "png"):
+        assert (tmp_path / "out" / f"comparison.{suffix}").stat().st_size > 0
+
+
+def test_page_is_self_contained_and_escaped(make_run, tmp_path):
+    """The page loads nothing, and names are text."""
+    folders = [make_run("x-s0", score=None), make_run("y-s0", rows=0, score=None)]
+    (folders[0] / "config.yaml").write_text("experiment: {name: '<script>alert(1)</script>', seed: 0}\n")
+    compare_runs(folders, tmp_path)
+    html = (tmp_path / "comparison.html").read_text()
+    assert "<script" not in html
+    assert "://" not in html
+
+
+def test_text_is_a_table_for_the_console(make_run, tmp_path):
+    """A run without a final evaluation is marked; the page is named."""
+    text = str(compare_runs([make_run("20250102-s0", score=None)], tmp_path))
+    head, group, run, where = text.splitlines()
+    assert head.split() == ["return", "±", "std", "env", "steps", "wall", "time"]
+    assert group.startswith("dreamer_v3_cartpole")
+    assert "480*" in run
+    assert str(tmp_path / "comparison.html") in where
+
+
+def test_runs_of_different_length_and_without_evaluations(make_run, tmp_path):
+    """Curves are averaged over the stretch that all runs cover; training returns serve where evaluations lack."""
+    folders = [make_run(f"r-s{rows}", seed=rows, rows=rows, score=None) for rows in (3, 4, 20)]
+    result = compare_runs([*folders, folders[0]], tmp_path)  # a run named twice counts once
+    assert [len(group.runs) for group in result.groups] == [3]
+    assert result.groups[0].ci95 is None
+
+
+def test_nothing_to_compare(make_run, tmp_path):
+    """No run, or runs without a single row, is an error that says what to do."""
+    with pytest.raises(RLLabError, match="at least one run"):
+        compare_runs([], tmp_path)
+    with pytest.raises(RLLabError, match="logged anything"):
+        compare_runs([make_run(rows=0, score=None)], tmp_path)

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from rl_lab.metrics.glossary import explain, grouped
+from rl_lab.metrics.imagination import write_imagination
+from rl_lab.metrics.report import verdict, write_report
+from rl_lab.metrics.run_files import read_run
+from rl_lab.metrics.video import write_video
+from rl_lab.records import ImaginedRollout
+
+VOID = {"meta", "img", "br", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Collects what a page loads, and checks that its tags are balanced."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href", "data", "poster", "srcset")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def add_seeing(folder):
+    generator = np.random.default_rng(0)
+    image = generator.integers(0, 255, (1, 8, 8, 8, 3), dtype=np.uint8)
+    vector, reward = generator.normal(size=(1, 8, 3)), np.ones((1, 8))
+    rollout = ImaginedRollout(3, {"image": image, "vector": vector}, {"image": image, "vector": vector}, reward, reward)
+    write_imagination(rollout, folder / "imagination", fps=8)
+    for step in (600, 4800):
+        write_video(folder / "videos" / f"eval-{step:010d}.mp4", image[0], 8)
+
+
+def test_report_of_a_finished_run(make_run):
+    """Verdict, curve, films, imagination, metrics, plan, events, config, versions and commands are in one file."""
+    folder = make_run()
+    add_seeing(folder)
+    html = write_report(folder).read_text()
+    page = Page(html)
+    assert page.tags.count("video") == 4
+    for text in (
+        "480 ± 12.5", "over 20 episodes", "DreamerV3", "CartPole-v1", "Learning curve", "train/loss/dynamics",
+        "What the model imagines", "Phase train: online", "went on", "640,867", "abc123", "training.resume_path=",
+        "rl-lab eval", "rl-lab imagine", "total_timesteps: 4800",
+    ):  # fmt: skip
+        assert text in html
+    assert html.index("World model (") < html.index("Behaviour (") < html.index("Speed (")
+
+
+def test_report_opens_without_a_network(make_run):
+    """Everything that the page loads is inside it."""
+    folder = make_run()
+    add_seeing(folder)
+    html = write_report(folder).read_text()
+    assert all(load.startswith(("data:", "#")) for load in Page(html).loads)
+    assert not re.search(r"https?://|@import|url\((?!#)|<script|<link", html)
+
+
+@pytest.mark.parametrize("left", [[], ["run.json"], ["config.yaml"], ["metrics.jsonl"], ["summary.json"]])
+def test_report_of_any_part_of_a_run(make_run, left):
+    """Each file may be missing; the page is whole all the same."""
+    folder = make_run(rows=3)
+    for path in list(folder.iterdir()):
+        if path.name not in left:
+            path.unlink()
+    Page(write_report(folder).read_text())
+
+
+def test_report_of_a_run_that_has_just_started(make_run):
+    """No row, no episode: the page says so."""
+    html = write_report(make_run(rows=0, score=None)).read_text()
+    assert "only just started" in html
+    assert "No episode has ended yet" in html
+    Page(html)
+
+
+def test_report_of_a_running_run_shows_the_last_evaluation(make_run):
+    """Without a final evaluation the last one counts, and the page says that it is not final."""
+    folder = make_run(score=None)
+    text = verdict(read_run(folder))
+    assert text.startswith("So far (4,800 of 4,800 env steps), at its last evaluation, the agent returns 480 ± 20")
+    assert "last evaluation (return)" in write_report(folder).read_text()
+
+
+def test_torn_and_broken_files_do_not_break_the_report(make_run):
+    """Half a line, half a file, NaN and wrong types are skipped."""
+    folder = make_run(rows=4, info={"parameters": ["?"], "versions": 3})
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"env_steps": null, "eval/return_mean": 3.0}\n[1, 2]\n{"env_steps": 99, "trai')
+    (folder / "summary.json").write_text('{"eval/return_mean": ')
+    (folder / "config.yaml").write_text("a: [1, 2")
+    (folder / "imagination").mkdir()
+    (folder / "imagination" / "imagination.json").write_text(
+        '{"keys": {"image": {"kind": "image", "error": 3}, "b": 1}}'
+    )
+    Page(write_report(folder).read_text())
+
+
+def test_everything_is_escaped(make_run):
+    """Names, messages and settings are text, never markup."""
+    evil = "<img src=x onerror=alert(1)>"
+    folder = make_run(experiment="exp", metrics={f"train/{evil}": 1.0}, info={"error": evil, "device": evil})
+    (folder / "plan.txt").write_text(evil)
+    (folder / "config.yaml").write_text(f"experiment: {{name: '{evil}'}}\nenvironment: {{id: '\"{evil}'}}\n")
+    (folder / "events.jsonl").write_text(json.dumps({"kind": evil, "message": evil, "time": evil}) + "\n")
+    (folder / "run.json").write_text(json.dumps({"status": evil, "error": evil, "versions": {evil: evil}}))
+    html = write_report(folder).read_text()
+    assert "<img src=x" not in html
+    assert "&lt;img src=x onerror" in html
+    Page(html)
+
+
+def test_verdict_compares_with_the_start(make_run):
+    """The reader learns how much was learned."""
+    text = verdict(read_run(make_run()))
+    assert "its first training episodes returned 20: it is now 460 better." in text
+
+
+def test_runs_without_an_environment_use_updates_as_axis(tmp_path):
+    """An offline run has no env steps; its curves run over updates."""
+    rows = [{"env_steps": 0, "updates": i, "wall_s": 0.1, "phase": "fit", "train/loss": 1.0} for i in range(5)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run = read_run(tmp_path)
+    assert run.axis == "updates"
+    assert run.series("train/loss")[0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_glossary_sorts_and_explains():
+    """Known names get a sentence and a group; unknown ones are shown as they are."""
+    names = ["train/loss/dynamics", "train/policy/entropy", "train/grad_norm", "time/collect_s", "strange", "train/xyz"]
+    groups = {name: group.title for group, members in grouped(names) for name in members}
+    assert groups["train/loss/dynamics"] == "World model"
+    assert groups["train/policy/entropy"] == "Behaviour"
+    assert groups["train/grad_norm"] == groups["train/xyz"] == "Optimiser and other learning"
+    assert groups["time/collect_s"] == "Speed"
+    assert groups["strange"] == "Other"
+    assert "latent state" in explain("train/loss/dynamics")
+    assert explain("train/xyz") == ""
