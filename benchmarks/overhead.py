@@ -107,8 +107,8 @@ def _orchestrator(folder: Path, env_steps: int) -> Orchestrator:
     )
 
 
-def measure(steps: int = 20_000, repeats: int = 3) -> dict[str, float]:
-    """The best of some repeats, interleaved so that a busy machine slows all of them alike."""
+def measure(steps: int = 2_000, repeats: int = 15) -> dict[str, float]:
+    """The best of many short repeats, interleaved, so that a busy machine has little influence."""
     torch.set_num_threads(1)
     names = {"raw_gymnasium_us": raw_gymnasium, "raw_rl_lab_us": raw_rl_lab, "loop_us": whole_loop}
     figures = {name: float("inf") for name in names}

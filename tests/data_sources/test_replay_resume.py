@@ -58,6 +58,24 @@ def test_resumed_replay_equals_the_uninterrupted_one(storage, before, tmp_path):
     resumed.close()
 
 
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_running_replay_can_be_taken_back(storage, prefetch, tmp_path):
+    """As after a loss that became NaN: the same object loads the state that it saved before, more than once."""
+    replay, feeder = make(tmp_path / "run", storage=storage, prefetch=prefetch), Feeder()
+    cycles(replay, feeder, 20)
+    state = replay.state_dict(tmp_path / "saved")
+    replay.committed()
+    count, age = feeder.count.copy(), feeder.age.copy()
+    first = cycles(replay, feeder, 20)
+    for _ in range(2):
+        feeder.feed(replay, 3)
+        replay.load_state_dict(state, tmp_path / "saved")
+        feeder.count, feeder.age = count.copy(), age.copy()
+        assert_same(cycles(replay, feeder, 20), first)
+    replay.close()
+
+
 def test_going_back_further_than_the_last_checkpoint(tmp_path):
     """`keep_checkpoints` of the last ones can be resumed from; an older one says that its journal is gone."""
     replay, feeder = make(tmp_path, storage="disk", keep_checkpoints=2), Feeder()

@@ -269,6 +269,11 @@ def test_records_that_do_not_fit_are_refused_by_name(fields, message, tmp_path):
         make(tmp_path).add(RecordBlock(fields))
 
 
+def test_a_block_for_some_environments_must_have_their_number(tmp_path):
+    with pytest.raises(DataError, match=r"'reward'.* \(3,\), expected \(2,\)"):
+        make(tmp_path).add(RecordBlock({"reward": np.zeros(3, np.float32)}, np.array([0, 2])))
+
+
 def test_unknown_fields_are_refused_with_the_nearest_name(tmp_path):
     replay, feeder = make(tmp_path), Feeder()
     feeder.feed(replay, 20)

@@ -111,6 +111,7 @@ def test_rebuilding_cures_a_reset_that_leaves_something_behind() -> None:
     env.reset()
     steps = play(env, random_actions(env, 12))
     assert {float(step.observation["vector"][0, 0]) for step in steps if step.is_first[0]} == {1.0}
+    assert float(env.reset().observation["vector"][0, 0]) == 1.0
 
 
 def test_a_state_of_other_environments_is_refused() -> None:

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from run_fixtures import write_run
 
 from rl_lab.metrics.glossary import explain, grouped
 from rl_lab.metrics.imagination import write_imagination
@@ -51,12 +52,17 @@ def add_seeing(folder):
         write_video(folder / "videos" / f"eval-{step:010d}.mp4", image[0], 8)
 
 
-def test_report_of_a_finished_run(make_run):
-    """Verdict, curve, films, imagination, metrics, plan, events, config, versions and commands are in one file."""
-    folder = make_run()
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> str:
+    """The page of a whole run."""
+    folder = write_run(tmp_path_factory.mktemp("runs") / "dreamer_v3_cartpole" / "20250102-030405-s0")
     add_seeing(folder)
-    html = write_report(folder).read_text()
-    page = Page(html)
+    return write_report(folder).read_text()
+
+
+def test_report_of_a_finished_run(finished):
+    """Verdict, curve, films, imagination, metrics, plan, events, config, versions and commands are in one file."""
+    html, page = finished, Page(finished)
     assert page.tags.count("video") == 4
     for text in (
         "480 ± 12.5", "over 20 episodes", "DreamerV3", "CartPole-v1", "Learning curve", "train/loss/dynamics",
@@ -67,13 +73,10 @@ def test_report_of_a_finished_run(make_run):
     assert html.index("World model (") < html.index("Behaviour (") < html.index("Speed (")
 
 
-def test_report_opens_without_a_network(make_run):
+def test_report_opens_without_a_network(finished):
     """Everything that the page loads is inside it."""
-    folder = make_run()
-    add_seeing(folder)
-    html = write_report(folder).read_text()
-    assert all(load.startswith(("data:", "#")) for load in Page(html).loads)
-    assert not re.search(r"https?://|@import|url\((?!#)|<script|<link", html)
+    assert all(load.startswith(("data:", "#")) for load in Page(finished).loads)
+    assert not re.search(r"https?://|@import|url\((?!#)|<script|<link", finished)
 
 
 @pytest.mark.parametrize("left", [[], ["run.json"], ["config.yaml"], ["metrics.jsonl"], ["summary.json"]])
@@ -156,3 +159,13 @@ def test_glossary_sorts_and_explains():
     assert groups["strange"] == "Other"
     assert "latent state" in explain("train/loss/dynamics")
     assert explain("train/xyz") == ""
+
+
+def test_videos_are_ordered_by_when_they_were_made(make_run):
+    """Numbers in the names are env steps; the final one comes after evaluations of the same moment, later ones last."""
+    folder = make_run(rows=1)
+    (folder / "videos").mkdir()
+    for name in ("eval-s7.mp4", "final-0000000200.mp4", "eval-0000000200.mp4", "eval-0000000100.gif", "notes.txt"):
+        (folder / "videos" / name).write_bytes(b"")
+    names = [path.name for path in read_run(folder).videos()]
+    assert names == ["eval-0000000100.gif", "eval-0000000200.mp4", "final-0000000200.mp4", "eval-s7.mp4"]

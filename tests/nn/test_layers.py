@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rl_lab.errors import ConfigError
-from rl_lab.nn.layers import MLP, BlockLinear, Conv, Head, Linear, RMSNorm
+from rl_lab.nn.layers import MLP, BlockLinear, Conv, Head, Linear, RMSNorm, UpsampleConv
 from rl_lab.nn.math import one_hot, symexp, symlog
 
 
@@ -26,6 +26,25 @@ def test_weights_are_normal_cut_at_two_sigma(layer: nn.Module, fan_in: int) -> N
     assert weight.abs().max() > 1.9 * sigma  # the cut is at 2σ, not far inside
     assert weight.std().item() == pytest.approx(math.sqrt(1.0 / fan_in), rel=0.02)
     assert torch.count_nonzero(layer.bias) == 0
+
+
+def test_upsample_conv_equals_upsampling_then_convolving() -> None:
+    """The rewritten form is exact, at the edges too, in value and in gradient."""
+    layer = UpsampleConv(3, 4).double()
+    nn.init.normal_(layer.bias)
+    x = torch.randn(2, 5, 6, 3, dtype=torch.float64, requires_grad=True)
+    large = x.permute(0, 3, 1, 2).repeat_interleave(2, 2).repeat_interleave(2, 3)
+    expected = nn.functional.conv2d(large, layer.weight, layer.bias, padding=2).permute(0, 2, 3, 1)
+    got = layer(x)
+    torch.testing.assert_close(got, expected)
+    weight = torch.randn_like(expected)
+    inputs = [x, layer.weight, layer.bias]
+    for left, right in zip(
+        torch.autograd.grad((got * weight).sum(), inputs),
+        torch.autograd.grad((expected * weight).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(left, right)
 
 
 def test_block_weights_use_the_whole_input_as_fan_in() -> None:

@@ -150,9 +150,9 @@ class ToyWorkflow(Workflow):
         self.calls.append((name, drawn))
         with torch.no_grad():
             self.layer.weight.add_(0.01 * torch.randn(1, 1) + 0.001 * drawn)
-        return {"weight": float("nan") if drawn in self.bad_updates else float(self.layer.weight)}
+        return {"weight": float("nan") if drawn in self.bad_updates else self.layer.weight.item()}
 
-    def losses(self, batch):
+    def batch_losses(self, batch):
         output = self.layer(batch.reward / 0.0 if int(batch.reward[0, 0]) in self.bad_updates else batch.reward)
         return {"prediction": output.mean()}
 

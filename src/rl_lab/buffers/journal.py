@@ -96,11 +96,15 @@ class UndoJournals:
     def _entries(self, number: int) -> Iterator[tuple[int, int, int]]:
         """(offset of the rows, field, rows) of every whole entry."""
         with open(self._path(number), "rb") as file:
+            end = os.fstat(file.fileno()).st_size
             while len(header := file.read(HEADER.size)) == HEADER.size:
                 checksum, magic, field, _, count = HEADER.unpack(header)
                 if magic != MAGIC or field >= len(self._row_sizes):
                     return
-                offset, body = file.tell(), file.read(count * (8 + self._row_sizes[field]))
+                offset, size = file.tell(), count * (8 + self._row_sizes[field])
+                if size > end - offset:
+                    return
+                body = file.read(size)
                 if zlib.crc32(body, zlib.crc32(header[4:])) != checksum:
                     return
                 yield offset, field, count

@@ -24,31 +24,25 @@ class SequenceRing:
 
     New blocks are only noted, and written many at a time: a scatter of 500 rows costs hardly more than one of 8.
     Everything that looks at the records flushes first. Counters move at once; data is moved by the worker, in order.
+    The storage must have the fields `is_first` and `is_last`.
     """
 
     def __init__(self, *, storage: Storage, num_envs: int, worker: OrderedWorker) -> None:
         self.storage, self.worker, self.num_envs = storage, worker, num_envs
         self.index = StreamIndex(num_envs=num_envs, length=storage.rows // num_envs)
-        self._dtypes = {name: np.dtype(spec.dtype) for name, spec in storage.fields.items()}
-        self._full_shapes = {name: (num_envs, *spec.shape) for name, spec in storage.fields.items()}
+        self._zeros = {name: np.zeros((num_envs, *spec.shape), spec.dtype) for name, spec in storage.fields.items()}
+        self._expected = {name: (zeros.shape, zeros.dtype) for name, zeros in self._zeros.items()}
         self._staged: list[RecordBlock] = []
         block_bytes = num_envs * sum(row_bytes(spec) for spec in storage.fields.values())
         # At most one round of the ring at a time: no row is written twice in one flush.
         self._staged_limit = max(1, min(STAGED_BLOCKS, STAGED_BYTES // max(block_bytes, 1), self.index.length - 1))
 
     def add(self, block: RecordBlock) -> None:
-        shapes, dtypes, indices = self._full_shapes, self._dtypes, block.indices
+        indices, expected = block.indices, self._expected
         for name, value in block.fields.items():
-            expected = shapes.get(name)
-            if expected is None:
-                raise DataError(
-                    f"A record has the field '{name}', which the run did not declare.{nearest(name, shapes)}"
-                )
-            seen = value.shape
-            if seen != expected and (indices is None or seen != (len(indices), *expected[1:])):
-                self._refuse_shape(name, seen, indices)
-            if value.dtype != dtypes[name]:
-                self._check_dtype(name, value.dtype)
+            # The slow check judges; this one only tells that there is nothing to judge.
+            if indices is not None or expected.get(name) != (value.shape, value.dtype):
+                self._check(name, value, self.num_envs if indices is None else len(indices))
         self._staged.append(block)
         if len(self._staged) >= self._staged_limit:
             self.flush()
@@ -59,22 +53,23 @@ class SequenceRing:
             return
         blocks, self._staged = self._staged, []
         rows = self.index.append([block.indices for block in blocks])
-        self.worker.run(lambda: self._write_blocks(blocks, rows))
+        if len(rows):
+            self.worker.run(lambda: self._write_blocks(blocks, rows))
 
     def _write_blocks(self, blocks: list[RecordBlock], rows: np.ndarray) -> None:
-        for name, shape in self._full_shapes.items():
-            parts = [block.fields.get(name) for block in blocks]
-            filled = [self._zeros(name, shape, blocks[i]) if part is None else part for i, part in enumerate(parts)]
-            values = filled[0] if len(filled) == 1 else np.concatenate(filled)
+        for name, zeros in self._zeros.items():
+            parts = []
+            for block in blocks:
+                value = block.fields.get(name)
+                if value is None:
+                    value = zeros if block.indices is None else zeros[: len(block.indices)]
+                parts.append(value)
+            values = np.concatenate(parts)
             self.storage.write(name, rows, values)
             if name == "is_first":
                 first = rows[values.astype(bool, copy=False)]
-        if "is_first" in self._full_shapes and len(first):
+        if len(first):  # only now: the records before these may be among the blocks
             self._close_interrupted(first)
-
-    def _zeros(self, name: str, shape: tuple[int, ...], block: RecordBlock) -> np.ndarray:
-        count = self.num_envs if block.indices is None else len(block.indices)
-        return np.broadcast_to(np.zeros((), self._dtypes[name]), (count, *shape[1:]))
 
     def _close_interrupted(self, first: np.ndarray) -> None:
         """An episode that was abandoned ends with the record before the next `is_first`, like any other."""
@@ -130,17 +125,18 @@ class SequenceRing:
 
     # Complaints -------------------------------------------------------------------------------------------------------
 
-    def _refuse_shape(self, name: str, seen: tuple[int, ...], indices: np.ndarray | None) -> None:
-        count = self.num_envs if indices is None else len(indices)
-        raise DataError(
-            f"Field '{name}' of a record block has shape {tuple(seen)}, expected "
-            f"{(count, *self._full_shapes[name][1:])}: {count} environments, then the declared shape. Check what the "
-            "environment or the workflow returns for it."
-        )
-
-    def _check_dtype(self, name: str, seen: np.dtype) -> None:
-        if not np.can_cast(seen, self._dtypes[name], "same_kind"):
+    def _check(self, name: str, value: np.ndarray, count: int) -> None:
+        spec = self.storage.fields.get(name)
+        if spec is None:
+            valid = nearest(name, self.storage.fields)
+            raise DataError(f"A record has the field '{name}', which the run did not declare.{valid}")
+        if value.shape != (count, *spec.shape):
             raise DataError(
-                f"Field '{name}' of a record block has dtype {seen}, expected {self._dtypes[name]}. "
-                "Convert it where it is made, or declare the dtype that it has."
+                f"Field '{name}' of a record block has shape {value.shape}, expected {(count, *spec.shape)}: {count} "
+                "environments, then the declared shape. Check what the environment or the workflow returns for it."
+            )
+        if not np.can_cast(value.dtype, spec.dtype, "same_kind"):
+            raise DataError(
+                f"Field '{name}' of a record block has dtype {value.dtype}, expected {spec.dtype}. Convert it where it "
+                "is made, or declare the dtype that it has."
             )

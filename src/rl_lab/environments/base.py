@@ -35,11 +35,6 @@ class VectorEnv(ABC):
     action_repeat: int
     backend: str = "sync"
     restarts: int = 0  # environments or workers that failed and were replaced, so far
-
-    def drain_events(self) -> list[dict[str, str]]:
-        """What happened since the last call (a worker was restarted, …): dicts with `kind` and `message`."""
-        return []
-
     events: list[dict[str, str]]  # what happened and was not drained yet (worker restarts): dicts of `kind`, `message`
 
     def drain_events(self) -> list[dict[str, str]]:

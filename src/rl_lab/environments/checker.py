@@ -294,7 +294,7 @@ class _Checker:
             if not _same([self._reset(used), *self._play(used)], [self._reset(new), *self._play(new)]):
                 self._add(
                     "warning",
-                    "An episode in a used environment differs from the same one in a new environment: resuming is not exact.",
+                    "An episode in a used environment differs from the same one in a new one: resuming is not exact.",
                     "Make reset() clear everything, or set environment.rebuild_each_episode=true.",
                 )
         finally:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 from rl_lab.environments.base import SeedStream, episode_seed
@@ -67,7 +68,7 @@ class EpisodeRunner:
         self._write = built.adapter.writer()
         self._repeat, self._frames_per_step = built.action_repeat, built.frames_per_step
         self._limit = built.frame_limit if built.frame_limit is not None else float("inf")
-        self._frames = 0
+        self._frames, self._used = 0, False
 
     def rebuild(self) -> None:
         """Put a new environment in place of the old one."""
@@ -75,9 +76,10 @@ class EpisodeRunner:
 
     def start(self, episode: int, out: Observation, row: int) -> None:
         """Begin the given episode."""
-        if self._settings.rebuild_each_episode and self._frames:
+        if self._settings.rebuild_each_episode and self._used:
             self.close()
             self.rebuild()
+        self._used = True
         self.episode = episode
         if not getattr(self._env, "carries_over", False):
             self.anchor, self._frames = episode, 0
@@ -124,7 +126,11 @@ class EpisodeRunner:
         return float(reward), first, self.episode
 
     def render(self) -> np.ndarray | None:
-        frame = self._env.render()
+        """An RGB frame, or None where the environment has none or the library that draws it (pygame) is missing."""
+        try:
+            frame = self._env.render()
+        except gymnasium.error.DependencyNotInstalled:
+            return None
         if isinstance(frame, list):
             frame = frame[-1] if frame else None
         return frame if isinstance(frame, np.ndarray) and frame.ndim == 3 else None

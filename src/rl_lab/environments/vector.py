@@ -185,10 +185,6 @@ class EpisodicVectorEnv(VectorEnv):
         info = {"worker_restarted": True, "error": error.strip()[-2000:]}
         return EndedEpisode(index, Ending(0.0, False, info), last, self._episode[index] + 1)
 
-    def drain_events(self) -> list[dict[str, str]]:
-        events, self.events = self.events, []
-        return events
-
     # Saving -----------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:

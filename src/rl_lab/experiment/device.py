@@ -33,9 +33,9 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype | None:
     return torch.bfloat16 if name == "bfloat16" else None
 
 
-def set_threads(threads: int | str, device: torch.device) -> None:
-    """Small models on the CPU are slower with several threads than with one."""
+def set_threads(threads: int | str, device: torch.device, *, images: bool) -> None:
+    """Small models on the CPU are slower with several threads than with one; convolutions are not."""
     if threads != "auto":
         torch.set_num_threads(int(threads))
-    elif device.type == "cpu":
+    elif device.type == "cpu" and not images:
         torch.set_num_threads(1)

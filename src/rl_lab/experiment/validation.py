@@ -190,6 +190,8 @@ def convert(place: str, value: Any, hint: Any) -> Any:
     for kind in simple:
         if kind is int and isinstance(value, float) and value.is_integer() and float not in simple:
             return int(value)  # 1e6
+        if kind is tuple and isinstance(value, list):
+            return tuple(value)
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if (
@@ -211,6 +213,7 @@ _NAMES: dict[Any, str] = {
     type(None): "null",
     Mapping: "a mapping",
     (list, tuple): "a list",
+    tuple: "a list",
 }
 
 
@@ -221,7 +224,9 @@ def _simple(option: Any) -> Any:
     origin = get_origin(option)
     if origin is Literal:
         return Literal
-    if origin in (list, tuple, Sequence) or option in (list, tuple):
+    if origin is tuple or option is tuple:
+        return tuple
+    if origin in (list, Sequence) or option is list:
         return (list, tuple)
     if origin in (dict, Mapping) or option is dict:
         return Mapping

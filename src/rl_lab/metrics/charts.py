@@ -162,7 +162,7 @@ def _draw_series(axes: Axes, series: Series) -> None:
     label = literal(series.label) if series.label else None
     few = np.isfinite(y).sum() <= 1  # one point has no line
     if series.kind == "dots" or (few and series.kind == "line"):
-        size = 6.0 if few else 2.6
+        size = 6.0 if few else 4.0 if len(y) < 40 else 2.6
         axes.plot(x, y, "o", color=series.colour, ms=size, mew=0, alpha=series.alpha, label=label)
         return
     marker = "o" if series.kind == "both" else ""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rl_lab.metrics.charts import IMAGINED, literal, new_figure, style, to_png
+from rl_lab.metrics.charts import IMAGINED, literal, new_figure, style
 
-OBSERVED = "#6b7480"
+INK, OBSERVED = "#1f2328", "#6b7480"
 ROWS = ("what happened", "what the model\nimagined", "difference")
 MAX_SEQUENCES = 3
 MAX_COLUMNS = 13
@@ -26,30 +26,27 @@ def image_picture(path: Path, key: str, real: np.ndarray, imagined: np.ndarray, 
     height, width = cells.shape[3:5]
     left, top, block = 110, 92, 3 * (height + GAP) + 14
     split = 10  # extra space between the observed and the imagined columns
-    seen = sum(step < context for step in columns)
-    offsets = [left + i * (width + GAP) + (split if step >= context else 0) for i, step in enumerate(columns)]
-    total_width, total_height = offsets[-1] + width + 12, top + sequences * block + 4
+    x = [left + i * (width + GAP) + (split if step >= context else 0) for i, step in enumerate(columns)]
+    y = [[top + s * block + row * (height + GAP) for row in range(3)] for s in range(sequences)]
+    total_width, total_height = max(x[-1] + width + 12, 800), top + sequences * block + 4
     axes = _canvas(total_width, total_height)
-    for column, offset in enumerate(offsets):
-        for sequence in range(sequences):
-            for row in range(3):
-                y = top + sequence * block + row * (height + GAP)
-                axes.imshow(cells[sequence, column, row], extent=(offset, offset + width, y + height, y))
-        label = step_label(columns[column], context)
-        axes.text(offset + width / 2, top - 8, label, ha="center", fontsize=8, color="#1f2328")
-    for sequence in range(sequences):
-        for row, text in enumerate(ROWS):
-            y = top + sequence * block + row * (height + GAP) + height / 2
-            axes.text(left - 8, y, text, ha="right", va="center", fontsize=7.5, color="#1f2328", linespacing=1.1)
+    for step, offset in zip(columns, x, strict=True):
+        axes.text(offset + width / 2, top - 8, step_label(step, context), ha="center", fontsize=8, color=INK)
+    for rows in y:
+        for offset, text in zip(rows, ROWS, strict=True):
+            place = {"ha": "right", "va": "center", "linespacing": 1.1}
+            axes.text(left - 8, offset + height / 2, text, fontsize=7.5, color=INK, **place)
     headline = literal(headline_of(key, context, real.shape[1] - context))
-    axes.text(12, 24, headline, fontsize=10.5, weight="bold", color="#1f2328", va="center")
-    _bar(axes, offsets[0], offsets[seen - 1] + width, 54, OBSERVED, "observing")
-    _bar(axes, offsets[seen], offsets[-1] + width, 54, IMAGINED, "imagining (sees nothing, knows only the actions)")
-    line = offsets[seen] - GAP / 2 - split / 2
-    axes.plot([line, line], [54, total_height - 10], color="#1f2328", lw=1.6)
-    axes.set_xlim(0, total_width)
-    axes.set_ylim(total_height, 0)
-    return to_png(axes.figure, path)
+    axes.text(12, 24, headline, fontsize=10.5, weight="bold", color=INK, va="center")
+    seen = sum(step < context for step in columns)
+    _bar(axes, x[0], x[seen - 1] + width, 54, OBSERVED, ("observing",))
+    _bar(axes, x[seen], x[-1] + width, 54, IMAGINED, ("imagining (sees nothing, knows only the actions)", "imagining"))
+    line = x[seen] - GAP / 2 - split / 2
+    axes.plot([line, line], [54, total_height - 10], color=INK, lw=1.6)
+    picture = grab(axes.figure)
+    for s, column, row in np.ndindex(*cells.shape[:3]):
+        _paste(picture, cells[s, column, row], x[column], y[s][row])
+    return _save(path, picture)
 
 
 def image_video(real: np.ndarray, imagined: np.ndarray, context: int) -> np.ndarray:
@@ -58,32 +55,26 @@ def image_video(real: np.ndarray, imagined: np.ndarray, context: int) -> np.ndar
     cells = _cells(real[:sequences], imagined[:sequences], VIDEO_CELL)
     height, width = cells.shape[3:5]
     top, pad = 62, 8
-    total_width = max(3 * (width + pad) + pad, 480)
-    left = (total_width - 3 * width - 2 * pad) / 2
-    total_height = top + sequences * (height + pad)
+    total_width, total_height = max(3 * (width + pad) + pad, 480), top + sequences * (height + pad)
+    left = (total_width - 3 * width - 2 * pad) // 2
     axes = _canvas(total_width, total_height)
-    images = [
-        [axes.imshow(cells[s, 0, c], extent=_extent(left, top, width, height, pad, s, c)) for c in range(3)]
-        for s in range(sequences)
-    ]
     for column, text in enumerate(("what happened", "imagined", "difference")):
-        x = left + column * (width + pad) + width / 2
-        axes.text(x, top - 8, text, ha="center", fontsize=9, color="#1f2328")
+        middle = left + column * (width + pad) + width / 2
+        axes.text(middle, top - 8, text, ha="center", fontsize=9, color=INK)
     banner = axes.text(total_width / 2, 22, "", ha="center", va="center", fontsize=10, color="white")
-    axes.set_xlim(0, total_width)
-    axes.set_ylim(total_height, 0)
     frames = []
     for step in range(steps):
-        for s in range(sequences):
-            for c in range(3):
-                images[s][c].set_data(cells[s, step, c])
         mark(banner, step, context)
-        frames.append(grab(axes.figure))
+        frame = grab(axes.figure)
+        for s, column in np.ndindex(sequences, 3):
+            _paste(frame, cells[s, step, column], left + column * (width + pad), top + s * (height + pad))
+        frames.append(frame)
     return with_pause(np.stack(frames))
 
 
 def headline_of(key: str, context: int, horizon: int) -> str:
-    return f"The model saw {context} steps of '{key}', then imagined the next {horizon} with its eyes closed"
+    steps = "1 step" if context == 1 else f"{context} steps"
+    return f"The model saw {steps} of '{key}', then imagined the next {horizon} with its eyes closed"
 
 
 def mark(banner: Any, step: int, context: int) -> None:
@@ -136,9 +127,10 @@ def _cells(real: np.ndarray, imagined: np.ndarray, size: int) -> np.ndarray:
     if 0.0 < brightest < 0.25:  # symbolic images (MiniGrid's codes 0 to 10, say) would be black
         real, imagined = real / brightest, np.clip(imagined / brightest, 0.0, 1.0)
     difference = np.abs(real - imagined).mean(-1, keepdims=True)
-    # White: no difference; the error colour at a quarter of the full scale and beyond.
+    # Light grey: no difference; the error colour at a quarter of the full scale and beyond.
     strength = np.clip(4.0 * difference, 0.0, 1.0)
-    coloured = 1.0 - strength * (1.0 - np.array([0.77, 0.20, 0.13], np.float32))
+    same, wrong = np.float32(0.95), np.array([0.77, 0.20, 0.13], np.float32)
+    coloured = same + strength * (wrong - same)
     stacked = np.stack([real, imagined, coloured], axis=2)
     return _resize((255.0 * stacked).round().astype(np.uint8), size)
 
@@ -162,20 +154,33 @@ def _resize(images: np.ndarray, size: int) -> np.ndarray:
     return resized.reshape(*images.shape[:-3], target[1], target[0], 3)
 
 
-def _canvas(width: float, height: float) -> Any:
+def _canvas(width: int, height: int) -> Any:
     """Axes whose unit is one pixel, top left the origin."""
     figure = new_figure(width / DPI, height / DPI, dpi=DPI)
     figure.set_layout_engine("none")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.axis("off")
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
+    axes.set_autoscale_on(False)
     return axes
 
 
-def _extent(left: float, top: int, width: int, height: int, pad: int, row: int, column: int) -> tuple[float, ...]:
-    x, y = left + column * (width + pad), top + row * (height + pad)
-    return (x, x + width, y + height, y)
+def _paste(frame: np.ndarray, cell: np.ndarray, x: int, y: int) -> None:
+    """Put a picture at its place, pixel by pixel."""
+    frame[y : y + cell.shape[0], x : x + cell.shape[1]] = cell
 
 
-def _bar(axes: Any, start: float, end: float, y: float, colour: str, text: str) -> None:
+def _save(path: Path, picture: np.ndarray) -> Path:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(picture).save(path, optimize=True)
+    return path
+
+
+def _bar(axes: Any, start: float, end: float, y: float, colour: str, texts: tuple[str, ...]) -> None:
+    """A coloured bar with the first text that fits into it."""
     axes.fill_between([start, end], y, y + 18, color=colour, lw=0)
-    axes.text((start + end) / 2, y + 9.5, text, ha="center", va="center", fontsize=8, color="white", clip_on=True)
+    text = next((text for text in texts if 6.5 * len(text) < end - start), texts[-1])
+    axes.text((start + end) / 2, y + 9.5, text, ha="center", va="center", fontsize=8, color="white")

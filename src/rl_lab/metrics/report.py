@@ -58,7 +58,7 @@ def _header(run: RunFiles) -> str:
         f'<header><h1>{escape(run.experiment)}<span class="badge {badge}">{escape(run.status)}</span></h1>'
         f'<p class="quiet">{escape(f"{agent} on {environment}{seed}")}</p>'
         + (f'<p class="bad">{escape(str(error))}</p>' if error else "")
-        + f"<p>{escape(verdict(run))}</p>{facts(_headline_numbers(run))}</header>"
+        + f"<p>{escape(verdict(run))}</p>{facts(_headline_numbers(run), main=int(run.last(EVAL_RETURN) is not None))}</header>"
     )
 
 

@@ -13,7 +13,7 @@ from rl_lab.metrics.charts import COLOURS, Panel, Series, smooth, svg_chart, thi
 from rl_lab.metrics.glossary import explain, grouped
 from rl_lab.metrics.imagination import error_panel
 from rl_lab.metrics.page import both_widths, figure_number, folded, media, preformatted, section, table
-from rl_lab.metrics.run_files import EVAL_RETURN, RunFiles, number
+from rl_lab.metrics.run_files import EVAL_RETURN, RunFiles, number, video_env_steps
 
 HOW_TO_READ = (
     "The model first watches a few real steps. Then it gets no more observations: from the actions alone it predicts "
@@ -59,7 +59,8 @@ def learning_curve(run: RunFiles) -> str:
 def metrics(run: RunFiles) -> list[str]:
     """Small charts of everything that was logged, in groups."""
     parts = []
-    for group, names in grouped(run.names()):
+    # The final evaluation is one point, shown in the head, the curve and the table.
+    for group, names in grouped([name for name in run.names() if not name.startswith("eval/final_")]):
         charts = [_small_chart(run, name) for name in names]
         grid = f'<div class="grid">{"".join(charts)}</div>'
         parts.append(folded(f"{group.title} ({len(names)})", grid, text=group.text, is_open=group.open))
@@ -85,10 +86,17 @@ def videos(run: RunFiles) -> str:
     videos = run.videos()
     if not videos:
         return ""
-    chosen = [videos[-1]] if len(videos) == 1 else [videos[0], videos[-1]]
-    captions = ["the latest evaluation"] if len(chosen) == 1 else ["early in training", "the latest evaluation"]
-    films = [media(path, f"{text} ({path.name})") for path, text in zip(chosen, captions, strict=True)]
+    chosen = [videos[0], videos[-1]] if len(videos) > 1 else videos
+    films = [media(path, _caption(path)) for path in chosen]
     return section("The agent at work", f'<div class="media">{"".join(films)}</div>' if any(films) else "")
+
+
+def _caption(path: Path) -> str:
+    env_steps = video_env_steps(path)
+    after = f" after {env_steps:,} env steps" if env_steps is not None else ""
+    if path.name.startswith("final"):
+        return f"the final evaluation{after}"
+    return f"an evaluation{after}" if after else f"a later evaluation ({path.name})"
 
 
 def imagination(run: RunFiles) -> str:

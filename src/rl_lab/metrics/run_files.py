@@ -13,7 +13,7 @@ import numpy as np
 from rl_lab.metrics.logger import ROW_HEAD
 
 # The first of these that a run has is "the return of training episodes".
-TRAIN_RETURNS = ("collect/return_mean", "collect/return", "collect/episode_return", "collect/episode_return_mean")
+TRAIN_RETURNS = ("collect/episode_return", "collect/episode_return_mean", "collect/return_mean", "collect/return")
 EVAL_RETURN = "eval/return_mean"
 
 
@@ -94,10 +94,10 @@ class RunFiles:
         return {name: int(value) for name, value in known if value is not None}
 
     def videos(self) -> list[Path]:
-        """Videos of evaluation episodes, oldest first (the names end in the env steps)."""
+        """Videos of evaluation episodes, oldest first; those made after the run come last."""
         folder = self.folder / "videos"
         found = [path for path in folder.glob("*") if path.suffix in (".mp4", ".gif")] if folder.is_dir() else []
-        return sorted(found, key=lambda path: (_trailing_number(path.stem), path.name))
+        return sorted(found, key=_video_order)
 
 
 def read_run(folder: Path) -> RunFiles:
@@ -117,11 +117,22 @@ def read_run(folder: Path) -> RunFiles:
     )
 
 
+def video_env_steps(path: Path) -> int | None:
+    """The env steps that a video's name ends in; None where it was made after the run."""
+    digits = path.stem.rsplit("-", 1)[-1]
+    return int(digits) if digits.isdigit() else None
+
+
 def number(value: Any) -> float | None:
     """A finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
+
+
+def _video_order(path: Path) -> tuple[float, str]:
+    env_steps = video_env_steps(path)
+    return (math.inf if env_steps is None else env_steps, path.name)
 
 
 def _text(path: Path) -> str:
@@ -152,8 +163,3 @@ def _yaml(text: str) -> dict[str, Any]:
     except yaml.YAMLError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _trailing_number(stem: str) -> int:
-    digits = stem.rsplit("-", 1)[-1]
-    return int(digits) if digits.isdigit() else 0

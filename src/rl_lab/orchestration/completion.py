@@ -59,6 +59,7 @@ def _final_evaluation(orchestrator: Orchestrator) -> EvaluationResult | None:
             stop=orchestrator.signal.is_set,
         )
     finally:
+        orchestrator.recorder.environment_events(envs.drain_events())
         envs.close()
 
 

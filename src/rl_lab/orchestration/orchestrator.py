@@ -289,6 +289,7 @@ class Orchestrator:
             stream="eval",
             stop=self.signal.is_set,
         )
+        self.recorder.environment_events(self._periodic_envs.drain_events())
         if result is None:
             return False
         self.report_evaluation(result)

@@ -40,8 +40,6 @@ class Workflow:
     update_hooks: ClassVar[tuple[str, ...]] = ("update_world_model", "update_controller")  # hooks that take a batch
     other_hooks: ClassVar[tuple[str, ...]] = ()  # further hooks of its own, called as hook(phase=…)
 
-    train_ratio: float = 1.0  # updates per env step where the phases do not say; an instance may set its own
-
     def initialize(self, context: WorkflowContext) -> None:
         self.context = context
         self._bind_context(context)
@@ -110,7 +108,8 @@ class Workflow:
         else:
             state = self.reset_state(self._state, current.is_first) if self._any_first else self._state
             action, self._state = self.act(current.observation, state, mode="train")
-            fields.update(self.record_fields(self._state))
+            if self._state:  # what is stored beyond the standard fields comes from the memory
+                fields.update(self.record_fields(self._state))
         fields["action"], fields["reward"], fields["is_first"] = action, current.reward, current.is_first
         fields["is_last"] = fields["is_terminal"] = self._no_flags
         result = CollectResult([RecordBlock(fields)], num_envs)
@@ -132,18 +131,25 @@ class Workflow:
         fields["reward"], fields["is_terminal"] = ended.reward, ended.is_terminal
         fields["is_first"], fields["is_last"] = np.zeros(count, bool), np.ones(count, bool)
         result.blocks.append(RecordBlock(fields, ended.indices))
-        for position, index in enumerate(ended.indices.tolist()):
-            total = float(self._episode_return[index] + ended.reward[position])
-            length, terminal = self._decisions - int(self._episode_start[index]), bool(ended.is_terminal[position])
-            result.episodes.append(EpisodeSummary(index, total, length, terminal))
-        self._episode_return[ended.indices] = 0.0
-        self._episode_start[ended.indices] = self._decisions
+        returns, starts, now = self._episode_return, self._episode_start, self._decisions
+        # Item by item: mostly one episode ends at a time, and a fancy index costs more than this.
+        rewards, terminals = ended.reward.tolist(), ended.is_terminal.tolist()
+        for index, reward, terminal in zip(ended.indices.tolist(), rewards, terminals, strict=True):
+            length = now - int(starts[index])
+            result.episodes.append(EpisodeSummary(index, float(returns[index]) + reward, length, terminal))
+            returns[index] = 0.0
+            starts[index] = now
 
     def random_action(self) -> np.ndarray:
         """Uniform actions for the training environments, from the run's own random stream."""
         return self._random_actions.draw()
 
     # Learning ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def updates_per_env_step(self) -> float:
+        """How often the updates run where the phases do not say."""
+        return 1.0
 
     def batch_spec(self) -> BatchSpec | None:
         """The batches that the updates take."""
@@ -166,7 +172,7 @@ class Workflow:
     def log_metrics(self, step: int, writer: MetricsSink) -> None:
         """Write values of the workflow's own when metrics are logged."""
 
-    def losses(self, batch: SequenceBatch) -> Mapping[str, Tensor]:
+    def batch_losses(self, batch: SequenceBatch) -> Mapping[str, Tensor]:
         """The loss terms of a batch by name, without stepping an optimiser; it lets `diagnose` trace a bad value."""
         raise NotImplementedError(f"{type(self).__name__} does not expose its losses")
 

@@ -41,7 +41,7 @@ def _trace(workflow: Workflow, batch: SequenceBatch, modules: Mapping[str, nn.Mo
             handles.append(part.register_forward_hook(look))
     try:
         with torch.no_grad():
-            terms = workflow.losses(batch)
+            terms = workflow.batch_losses(batch)
     except NotImplementedError:
         return "unknown: the workflow does not expose its losses"
     finally:

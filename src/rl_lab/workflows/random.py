@@ -20,7 +20,11 @@ class RandomWorkflow(Workflow):
     update_hooks: ClassVar[tuple[str, ...]] = ("update",)
 
     def __init__(self, *, batch_size: int = 16, sequence_length: int = 16, train_ratio: float = 0.0) -> None:
-        self._batch_size, self._sequence_length, self.train_ratio = batch_size, sequence_length, train_ratio
+        self._batch_size, self._sequence_length, self._train_ratio = batch_size, sequence_length, train_ratio
+
+    @property
+    def updates_per_env_step(self) -> float:
+        return self._train_ratio
 
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
         """While training, actions come from the run's own stream; in evaluation from torch's, which it seeds."""

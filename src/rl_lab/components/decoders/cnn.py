@@ -8,7 +8,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError
-from rl_lab.nn.layers import BlockLinear, Conv, Linear, NormedLinear, RMSNorm
+from rl_lab.nn.layers import BlockLinear, Linear, NormedLinear, RMSNorm, UpsampleConv
 from rl_lab.nn.math import at_least_float32
 
 SHRINKS_BY = 16
@@ -39,7 +39,7 @@ class DreamerCNNDecoder(nn.Module):
         self.from_stoch = nn.Sequential(NormedLinear(stoch_size, 2 * units), Linear(2 * units, size))
         self.map_norm = RMSNorm(widths[0])
         self.convs = nn.ModuleList(
-            Conv(inputs, outputs, 5) for inputs, outputs in zip(widths, [*widths[1:], channels], strict=True)
+            UpsampleConv(inputs, outputs) for inputs, outputs in zip(widths, [*widths[1:], channels], strict=True)
         )
         self.norms = nn.ModuleList(RMSNorm(outputs) for outputs in widths[1:])
 
@@ -48,7 +48,7 @@ class DreamerCNNDecoder(nn.Module):
     ) -> Float[Tensor, "*lead height width channels"]:
         x = self._map(deter.reshape(-1, deter.shape[-1]), stoch.reshape(-1, stoch.shape[-1]))
         for conv, norm in zip(self.convs, [*self.norms, None], strict=True):
-            x = conv(F.interpolate(x.permute(0, 3, 1, 2), scale_factor=2.0, mode="nearest")).permute(0, 2, 3, 1)
+            x = conv(x)
             x = F.silu(norm(x)) if norm is not None else x
         return torch.sigmoid(at_least_float32(x)).reshape(*deter.shape[:-1], *x.shape[1:])
 

@@ -1,0 +1,74 @@
+"""Shared by all tests: tensor shapes are checked at run time, torch uses one thread, and small trained runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jaxtyping import install_import_hook
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+install_import_hook(["rl_lab.nn", "rl_lab.components"], "beartype.beartype")
+
+import torch  # noqa: E402  # after the hook, as everything that imports rl_lab
+
+QUIET = ["logging.console=off", "logging.tensorboard=false", "evaluation.video=false"]
+TINY_DREAMER = [
+    "+experiment=dreamer_v3",
+    "environment.id=CartPole-v1",
+    "size=tiny",
+    "workflow.batch_size=2",
+    "workflow.sequence_length=8",
+    "workflow.horizon=3",
+    "workflow.train_ratio=2",
+    "evaluation.episodes=2",
+    "training.total_timesteps=120",
+]
+RANDOM = ["+experiment=random", "environment.id=CartPole-v1", "training.total_timesteps=80", "evaluation.episodes=2"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def dreamer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of a very small DreamerV3. Tests that change a run work on a copy."""
+    from rl_lab.experiment.train import run_training
+
+    root = tmp_path_factory.mktemp("dreamer")
+    outcome = run_training([*TINY_DREAMER, *QUIET, f"run_root={root}"])
+    assert outcome.code == 0
+    return outcome.folder
+
+
+@pytest.fixture(scope="session")
+def random_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the random workflow."""
+    from rl_lab.experiment.train import run_training
+
+    outcome = run_training([*RANDOM, *QUIET, f"run_root={tmp_path_factory.mktemp('random')}"])
+    assert outcome.code == 0
+    return outcome.folder
+
+
+@pytest.fixture
+def rl_lab(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Calls the command line in this process, from an empty folder: (exit code, output, errors)."""
+    from rl_lab.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RL_LAB_DEBUG", raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
