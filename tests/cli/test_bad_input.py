@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 Command = Callable[..., tuple[int, str, str]]
-RANDOM = ("train", "+experiment=random", "environment.id=CartPole-v1", "logging.console=off", "training.total_timesteps=40")
+RANDOM = (
+    "train",
+    "+experiment=random",
+    "environment.id=CartPole-v1",
+    "logging.console=off",
+    "training.total_timesteps=40",
+)
 PHASE = "name: a, type: online, duration_steps: 40"
 
 
@@ -20,7 +26,10 @@ def phases(*entries: str) -> str:
 
 
 BAD_TRAINING = {
-    "missing experiment": (["+experiment=dreamer_v3_cartpol"], ["experiment=dreamer_v3_cartpol", "dreamer_v3_cartpole"]),
+    "missing experiment": (
+        ["+experiment=dreamer_v3_cartpol"],
+        ["experiment=dreamer_v3_cartpol", "dreamer_v3_cartpole"],
+    ),
     "two experiments": (["+experiment=dreamer_v3"], ["one experiment"]),
     "no override": (["dreamer_v3"], ["'dreamer_v3'", "+experiment=dreamer_v3"]),
     "broken override": (["environment.id=[a"], ["environment.id=[a", "key=value"]),
@@ -46,7 +55,10 @@ BAD_TRAINING = {
     "wrong shape": (["_dims.action_size=7"], ["_dims.action_size", "7", "2", "CartPole-v1"]),
     "unknown observation key": (["_dims.observation.vecto.shape=[4]"], ["_dims.observation.vecto", "'vector'"]),
     "unknown environment": (["environment.id=CartPoole-v1"], ["CartPoole-v1", "CartPole"]),
-    "unknown phase type": ([phases("name: a, type: onlin, duration_steps: 9")], ["training.phases[0].type", "'online'"]),
+    "unknown phase type": (
+        [phases("name: a, type: onlin, duration_steps: 9")],
+        ["training.phases[0].type", "'online'"],
+    ),
     "unknown hook": (
         [phases(f"{PHASE}, workflow_hooks: [collect, evaluat]")],
         ["training.phases[0].workflow_hooks[1]", "'evaluate'"],
@@ -84,7 +96,7 @@ def check(result: tuple[int, str, str], *words: str) -> str:
 def test_a_wrong_configuration_stops_before_the_first_step(rl_lab: Command, tmp_path: Path, name: str) -> None:
     """The message names the place and the nearest valid name, and no run directory is left behind."""
     overrides, words = BAD_TRAINING[name]
-    base = RANDOM[:1] + RANDOM[2:] if any(line.startswith("+experiment=dreamer_v3_") for line in overrides) else RANDOM
+    base = BASE if name == "missing experiment" else RANDOM
     check(rl_lab(*base, *overrides), *words)
     assert not list(tmp_path.glob("experiments/*/*"))
 

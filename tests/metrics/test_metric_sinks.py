@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -62,3 +64,40 @@ def test_a_missing_dashboard_names_its_extra(tmp_path, monkeypatch, sink, module
 def test_flatten_names_leaves_by_their_path():
     """Configs are sent to dashboards with dotted names."""
     assert flatten({"a": {"b": {"c": 1}}, "d": [1, 2]}) == {"a.b.c": 1, "d": [1, 2]}
+
+
+def test_wandb_goes_on_under_the_same_id(tmp_path, monkeypatch):
+    """The id comes from the run directory, so a resumed run is the same W&B run; the user's arguments win."""
+    calls = []
+    run = SimpleNamespace(log=lambda values, step: calls.append((values, step)), finish=lambda: calls.append("finish"))
+    started = []
+    fake = SimpleNamespace(init=lambda **arguments: started.append(arguments) or run, Video=lambda path, format: path)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    folder = tmp_path / "dreamer" / "20250102-s0"
+    sink = WandbSink(folder=folder, config={"size": "1m"}, project="mine", mode="offline")
+    sink.scalars({"train/loss": 1.0}, 10)
+    sink.video("eval", tmp_path / "x.mp4", np.zeros((1, 2, 2, 3), np.uint8), 20, 30.0)
+    sink.close()
+    (arguments,) = started
+    assert arguments["id"] == "dreamer-20250102-s0"
+    assert arguments["resume"] == "allow"
+    assert (arguments["project"], arguments["mode"]) == ("mine", "offline")
+    assert calls == [({"train/loss": 1.0}, 10), ({"eval": str(tmp_path / "x.mp4")}, 20), "finish"]
+
+
+def test_mlflow_goes_on_in_the_same_run(tmp_path, monkeypatch):
+    """The MLflow run's id is kept in the run directory and used again."""
+    client = MagicMock()
+    client.create_run.return_value.info.run_id = "run-1"
+    monkeypatch.setitem(sys.modules, "mlflow", MagicMock())
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=lambda **_: client))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", SimpleNamespace(Metric=lambda *values: values))
+    for _ in range(2):
+        sink = MlflowSink(folder=tmp_path, config={"a": {"b": 1}})
+        sink.scalars({"train/loss[0]": 1.0}, 10)
+        sink.close()
+    assert client.create_run.call_count == 1
+    client.log_param.assert_called_once_with("run-1", "a.b", "1")
+    (metric,) = client.log_batch.call_args.kwargs["metrics"]
+    assert (metric[0], metric[1], metric[3]) == ("train/loss_0_", 1.0, 10)
+    client.set_terminated.assert_called_with("run-1")

@@ -19,6 +19,18 @@ from rl_lab.orchestration.orchestrator import Orchestrator
 JOINT = {"name": "joint", "duration": 1000, "workflow_hooks": ["collect", "world_model", "controller"]}
 
 
+@pytest.fixture
+def _real_report():
+    """Asked for by the test that looks at report.html."""
+
+
+@pytest.fixture(autouse=True)
+def _quick_report(request, monkeypatch):
+    """Drawing charts takes longer than everything else here; one test does it."""
+    if "_real_report" not in request.fixturenames:
+        monkeypatch.setattr("rl_lab.metrics.report.write_report", lambda folder: folder / "report.html")
+
+
 def rows(orchestrator: Orchestrator) -> list[dict[str, Any]]:
     return [json.loads(line) for line in orchestrator.run_directory.metrics_jsonl.read_text().splitlines()]
 
@@ -54,6 +66,7 @@ def test_updates_wait_until_the_source_is_ready(tmp_path):
     assert orchestrator.context.data_sources["replay"].records == 12 + 3
 
 
+@pytest.mark.usefixtures("_real_report")
 def test_the_run_directory_tells_everything(tmp_path):
     """Rows with counters, episode returns, losses and phase; the summary's keys; a report; status completed."""
     orchestrator = build(tmp_path, [{**JOINT, "workflow_hooks": [*JOINT["workflow_hooks"], {"eval": {"every": 20}}]}])

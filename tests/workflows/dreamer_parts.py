@@ -31,6 +31,7 @@ def make_dreamer(
     lr: float = 1e-3,
     **hyperparameters,
 ) -> DreamerV3:
+    torch.manual_seed(0)
     observation = observation or VECTOR
     units, depth = sizes["units"], sizes["depth"]
     latent = {name: sizes[name] for name in ("deter", "hidden", "groups", "classes")}

@@ -71,14 +71,17 @@ class Panel:
 
 def draw(
     panels: Sequence[Panel], *, columns: int = 1, width: float = 7.5, height: float = 2.8, svg: bool,
-    legend_below: bool = False,
+    legend_below: bool = False, compact: bool = False,
 ) -> Figure:  # fmt: skip
     """Panels in a grid; `width` is the figure's, `height` one row's, both in inches.
 
-    `legend_below`: one legend for all panels, that of the first, under them.
+    `legend_below`: one legend for all panels, that of the first, under them. `compact`: one panel without labels and
+    with fixed margins, drawn in half the time.
     """
     rows = -(-len(panels) // columns)
-    figure = new_figure(width, height * rows)
+    figure = new_figure(width, height * rows, arranged=not compact)
+    if compact:
+        figure.subplots_adjust(0.55 / width, 0.28 / height, 1 - 0.08 / width, 1 - 0.08 / height)
     ink = _SVG_INK if svg else _INK
     with style():
         grid = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).reshape(-1)
@@ -202,12 +205,12 @@ def short_number(value: float) -> str:
     return f"{float(mantissa):g}e{int(exponent)}"
 
 
-def new_figure(width: float, height: float, *, dpi: int = 110) -> Figure:
-    """An empty figure in inches that belongs to nobody."""
+def new_figure(width: float, height: float, *, dpi: int = 110, arranged: bool = True) -> Figure:
+    """An empty figure in inches that belongs to nobody. `arranged`: matplotlib makes room for labels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained" if arranged else None)
     FigureCanvasAgg(figure)
     return figure
 

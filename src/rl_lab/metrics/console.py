@@ -86,14 +86,10 @@ class RunConsole:
             self.status(replace(self._status, activity=text))
 
     def close(self) -> None:
-        """End the live line; in plain mode the last status is written."""
+        """End the live line."""
         if self._live is not None:
             self._live.stop()
             self._live = None
-        elif self.mode == "plain" and self._status.phase:
-            self._stream.write(plain_line(self._status, time.monotonic() - self._started) + "\n")
-            self._stream.flush()
-        self._status = RunStatus()
 
     def __rich__(self) -> Text:
         """Called by the live display, four times a second."""

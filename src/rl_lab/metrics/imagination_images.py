@@ -156,8 +156,7 @@ def _resize(images: np.ndarray, size: int) -> np.ndarray:
 
 def _canvas(width: int, height: int) -> Any:
     """Axes whose unit is one pixel, top left the origin."""
-    figure = new_figure(width / DPI, height / DPI, dpi=DPI)
-    figure.set_layout_engine("none")
+    figure = new_figure(width / DPI, height / DPI, dpi=DPI, arranged=False)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.axis("off")
     axes.set_xlim(0, width)

@@ -54,11 +54,12 @@ def _header(run: RunFiles) -> str:
     agent = (workflow or "An agent") + (f" (size {size})" if size else "")
     seed = f", seed {run.seed}" if run.seed is not None else ""
     error = run.info.get("error")
+    numbers = facts(_headline_numbers(run), main=int(run.last(EVAL_RETURN) is not None))
     return (
         f'<header><h1>{escape(run.experiment)}<span class="badge {badge}">{escape(run.status)}</span></h1>'
         f'<p class="quiet">{escape(f"{agent} on {environment}{seed}")}</p>'
         + (f'<p class="bad">{escape(str(error))}</p>' if error else "")
-        + f"<p>{escape(verdict(run))}</p>{facts(_headline_numbers(run), main=int(run.last(EVAL_RETURN) is not None))}</header>"
+        + f"<p>{escape(verdict(run))}</p>{numbers}</header>"
     )
 
 

@@ -72,7 +72,7 @@ def _small_chart(run: RunFiles, name: str) -> str:
     xs, mean, low, high = thin(x, y, 120)
     bold = smooth(mean, len(mean) // 12) if len(mean) >= 24 else mean
     series = [Series(xs, bold, colour=COLOURS[0], width=1.6, low=low, high=high)]
-    chart = svg_chart([Panel(series)], width=3.6, height=1.45)
+    chart = svg_chart([Panel(series)], width=3.6, height=1.45, compact=True)
     what = explain(name)
     note = f"<p>{escape(what)}</p>" if what else ""
     last = figure_number(float(y[-1]))
@@ -128,7 +128,17 @@ def _imagined_key(folder: Path, key: str, entry: Any, numbers: dict[str, Any]) -
     film = media(video, "the same as a film")
     beside = f'<div class="media">{film}{chart}</div>' if film or chart else ""
     shown = media(picture, f"real and imagined {key}", wide=True) + beside
-    return f"<h3>{escape(key)}</h3>{shown}" if shown else ""
+    return f"<h3>{escape(key)}</h3>{_judgement(entry)}{shown}" if shown else ""
+
+
+def _judgement(entry: dict[str, Any]) -> str:
+    """Whether the imagination is worth having, in numbers."""
+    error, baseline = number(entry.get("error_mean")), number(entry.get("baseline_mean"))
+    if error is None or not baseline:
+        return ""
+    what = "the model foresees what happens" if error < baseline else "the model is not better than no model, yet"
+    text = f"Mean error over the imagined steps: {figure_number(error)}, against {figure_number(baseline)} "
+    return f"<p>{escape(f'{text}for a forecast that nothing changes: {what}.')}</p>"
 
 
 def _with_gaps(entry: dict[str, Any]) -> dict[str, Any]:

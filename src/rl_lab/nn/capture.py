@@ -11,6 +11,11 @@ Inputs = dict[str, Tensor]
 Outputs = dict[str, Tensor]
 
 
+def compile_block(function: Callable) -> Callable:
+    """Compile a piece of a training step. Pieces, never unrolled loops: that keeps the warm-up short."""
+    return torch.compile(function, dynamic=False, fullgraph=True)
+
+
 class CapturedStep:
     """Runs `function(inputs) -> outputs` as a CUDA graph, captured at the first call.
 

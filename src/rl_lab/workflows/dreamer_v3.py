@@ -19,7 +19,7 @@ from rl_lab.components.actions import ActionCodec
 from rl_lab.components.representation_learners.rssm import LatentState
 from rl_lab.components.return_computers import lambda_returns
 from rl_lab.metrics.values import TensorMetrics
-from rl_lab.nn.capture import CapturedStep
+from rl_lab.nn.capture import CapturedStep, compile_block
 from rl_lab.nn.distributions import categorical_kl
 from rl_lab.nn.math import one_hot
 from rl_lab.records import BatchSpec, Fields, FieldSpec, ImaginedRollout, Observation, SequenceBatch
@@ -81,9 +81,15 @@ class DreamerV3(Workflow):
         self.discount = self.continuation.discount
         self._pending_latents: tuple[str, Tensor, Fields, torch.cuda.Event] | None = None
         self._step = self._train_step
-        if context.compile and context.device.type == "cuda":
-            self.rssm.compile_steps()
-            self._step = CapturedStep(self._train_step, self._changing_tensors)
+        if context.compile:
+            self._compile()
+
+    def _compile(self) -> None:
+        """Compiled pieces inside one captured CUDA graph. The plain methods stay the reference."""
+        self.rssm.compile_steps()
+        for name in ("_encode", "_prediction_losses", "_judge", "_evaluate_critic", "_actor_critic_losses", "_replayed_value_loss"):
+            setattr(self, name, compile_block(getattr(self, name)))
+        self._step = CapturedStep(self._train_step, self._changing_tensors)
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
@@ -175,8 +181,18 @@ class DreamerV3(Workflow):
 
     def world_model_losses(self, data: Replayed) -> tuple[Losses, LatentState, dict[str, Tensor]]:
         """Prediction, dynamics and representation terms over replayed sequences."""
-        embed = self.encoder(data.observation)
+        embed = self._encode(data.observation)
         states, posterior_logits = self.rssm.observe(embed, data.prev_action, data.is_first, data.initial)
+        losses, metrics = self._prediction_losses(states, posterior_logits, data)
+        return losses, states, metrics
+
+    def _encode(self, observation: dict[str, Tensor]) -> Tensor:
+        return self.encoder(observation)
+
+    def _prediction_losses(
+        self, states: LatentState, posterior_logits: Tensor, data: Replayed
+    ) -> tuple[Losses, dict[str, Tensor]]:
+        """What the states must explain: the observation, the reward, the episode's end, and each other."""
         features = states.features
         posterior = self.rssm.categorical(posterior_logits)
         prior = self.rssm.categorical(self.rssm.prior(states.deter))
@@ -184,7 +200,7 @@ class DreamerV3(Workflow):
         representation = categorical_kl(posterior, prior.detach())
         reconstruction = self.decoder.loss(self.decoder(states.deter, states.stoch), data.observation)
         losses = {
-            "observation": sum(loss.mean() for loss in reconstruction.values()),
+            "observation": torch.stack([loss.mean() for loss in reconstruction.values()]).sum(),
             "reward": self.reward.loss(self.reward(features), data.reward).mean(),
             "continue": self.continuation.loss(self.continuation(features), data.is_terminal).mean(),
             # One free nat for each step, not for their mean.
@@ -194,7 +210,7 @@ class DreamerV3(Workflow):
         metrics = {f"reconstruction/{key}": loss.mean() for key, loss in reconstruction.items()}
         metrics |= {"latent/kl": dynamics.mean(), "latent/prior_entropy": prior.entropy().sum(-1).mean()}
         metrics |= {"latent/posterior_entropy": posterior.entropy().sum(-1).mean()}
-        return losses, states, metrics
+        return losses, metrics
 
     def behaviour_losses(self, states: LatentState) -> tuple[Losses, Tensor, Tensor, dict[str, Tensor]]:
         """Actor and critic, on dreams from every replayed state. No gradient reaches the world model.
@@ -204,28 +220,43 @@ class DreamerV3(Workflow):
         lead, start = states.deter.shape[:2], states.detach().flatten()
         with torch.no_grad():
             features, actions = self._dream(start)
-            reward = self.reward.mean(self.reward(features))
-            continuation = self.continuation.mean(self.continuation(features))
-            slow_value = self.critic.mean(self.critic.slow(features))
-        value_output = self.critic(features)
-        policy = self.actor.distribution(self.actor(features[:-1]))
+            reward, continuation, slow_value = self._judge(features)
+        value_output = self._evaluate_critic(features)
         with torch.no_grad():
             value = self.critic.mean(value_output)
             returns = lambda_returns(reward, continuation, value, self.lambda_, dim=0)
-            advantage = (returns - value[:-1]) / self.return_scale(returns)
+            scale = self.return_scale(returns)
+            advantage = (returns - value[:-1]) / scale
             weight = continuation.cumprod(0)[:-1]  # how surely the dream is still alive, its first state included
+        losses, metrics = self._actor_critic_losses(
+            features[:-1], actions, value_output[:-1], advantage, weight, returns, slow_value[:-1]
+        )
+        metrics |= {"dream/reward": reward.mean(), "dream/continue": continuation.mean(), "dream/value": value.mean()}
+        metrics |= {"dream/return": returns.mean(), "dream/return_scale": scale}
+        return losses, returns[0].unflatten(0, lead), slow_value[0].unflatten(0, lead), metrics
+
+    def _judge(self, features: Float[Tensor, "time starts size"]) -> tuple[Tensor, Tensor, Tensor]:
+        """The model's reward and continuation and the slow critic's value of every dreamed state."""
+        return (
+            self.reward.mean(self.reward(features)),
+            self.continuation.mean(self.continuation(features)),
+            self.critic.mean(self.critic.slow(features)),
+        )
+
+    def _evaluate_critic(self, features: Tensor) -> Tensor:
+        return self.critic(features)
+
+    def _actor_critic_losses(
+        self, features: Tensor, actions: Tensor, value_output: Tensor, advantage: Tensor, weight: Tensor,
+        returns: Tensor, slow_value: Tensor,
+    ) -> tuple[Losses, dict[str, Tensor]]:  # fmt: skip
+        """REINFORCE with normalised advantages for the actor, two-hot regression for the critic."""
+        policy = self.actor.distribution(self.actor(features))
         entropy = policy.entropy()
         policy_loss = -weight * (policy.log_prob(actions) * advantage + self.entropy_scale * entropy)
-        losses = {
-            "policy": policy_loss.mean(),
-            "value": (weight * self._value_loss(value_output[:-1], returns, slow_value[:-1])).mean(),
-        }
-        metrics = {
-            "dream/return": returns.mean(), "dream/value": value.mean(), "dream/reward": reward.mean(),
-            "dream/continue": continuation.mean(), "dream/return_scale": self.return_scale.scale(),
-            "policy/entropy": entropy.mean(), "policy/advantage_size": advantage.abs().mean(),
-        }  # fmt: skip
-        return losses, returns[0].unflatten(0, lead), slow_value[0].unflatten(0, lead), metrics
+        value_loss = weight * self._value_loss(value_output, returns, slow_value)
+        metrics = {"policy/entropy": entropy.mean(), "policy/advantage_size": advantage.abs().mean()}
+        return {"policy": policy_loss.mean(), "value": value_loss.mean()}, metrics
 
     def replay_value_loss(self, states: LatentState, data: Replayed, returns: Tensor, slow_value: Tensor) -> Tensor:
         """The critic on the replayed sequence itself; its gradient does reach the world model.
@@ -234,10 +265,12 @@ class DreamerV3(Workflow):
         """
         live = (1.0 - data.is_terminal.float()) * self.discount
         mixing = (1.0 - data.is_last.float()) * self.lambda_
-        with torch.no_grad():
-            targets = lambda_returns(data.reward, live, returns, mixing, dim=1)
-        loss = self._value_loss(self.critic(states.features[:, :-1]), targets, slow_value[:, :-1])
-        return ((1.0 - data.is_last[:, :-1].float()) * loss).mean()
+        targets = lambda_returns(data.reward, live, returns, mixing, dim=1)
+        alive = 1.0 - data.is_last[:, :-1].float()
+        return self._replayed_value_loss(states.features, targets, slow_value, alive)
+
+    def _replayed_value_loss(self, features: Tensor, targets: Tensor, slow_value: Tensor, alive: Tensor) -> Tensor:
+        return (alive * self._value_loss(self.critic(features[:, :-1]), targets, slow_value[:, :-1])).mean()
 
     def _value_loss(self, output: Tensor, target: Tensor, slow_value: Tensor) -> Tensor:
         """Towards the return, and towards the slow critic's own prediction."""

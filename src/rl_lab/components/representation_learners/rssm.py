@@ -19,6 +19,7 @@ from rl_lab.components.representation_learners.posterior_scan import (
     forward_step,
     gated_update,
 )
+from rl_lab.nn.capture import compile_block
 from rl_lab.nn.distributions import UnimixCategorical
 from rl_lab.nn.layers import MLP, BlockLinear, Linear, NormedLinear, RMSNorm
 from rl_lab.nn.math import at_least_float32
@@ -91,13 +92,9 @@ class BlockRSSM(nn.Module):
         return self.deter + self.stoch_size
 
     def compile_steps(self) -> None:
-        """Compile one step of each loop, never the loops: that keeps the warm-up short."""
-
-        def compiled(function: Callable) -> Callable:
-            return torch.compile(function, dynamic=False, fullgraph=True)
-
-        self._scan_functions = ScanFunctions(compiled(forward_step), compiled(backward_step))
-        self._imagine_step = compiled(self._plain_imagine_step)
+        """Compile one step of each loop."""
+        self._scan_functions = ScanFunctions(compile_block(forward_step), compile_block(backward_step))
+        self._imagine_step = compile_block(self._plain_imagine_step)
 
     # One step at a time -----------------------------------------------------------------------------------------------
 

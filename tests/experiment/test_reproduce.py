@@ -1,0 +1,97 @@
+"""Results: every seed trained and evaluated, an interrupted reproduction goes on, the file has what DESIGN promises."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from conftest import QUIET
+from rl_lab.cli.reproduce import parse_seeds
+from rl_lab.experiment import jobs
+from rl_lab.experiment.reproduce import reproduce
+
+OVERRIDES = ["environment.id=CartPole-v1", "training.total_timesteps=80", "evaluation.every=40", *QUIET]
+ROW = {"seed", "return_mean", "return_std", "env_steps", "frames", "updates", "wall_s", "device", "commit", "curve"}
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs the jobs in this process, and notes their commands."""
+    from rl_lab.cli.main import main
+
+    commands: list[str] = []
+
+    def run_here(entries: list[jobs.Job], *, at_once: int, say: object) -> list[str]:
+        import contextlib
+
+        failed = []
+        for job in entries:
+            commands.append(" ".join(job.arguments))
+            job.log.parent.mkdir(parents=True, exist_ok=True)
+            with open(job.log, "w") as log, contextlib.redirect_stdout(log):
+                if main(list(job.arguments)):
+                    failed.append(f"{job.name} failed")
+        return failed
+
+    monkeypatch.setattr("rl_lab.experiment.reproduce.run_jobs", run_here)
+    return commands
+
+
+def test_results_have_the_promised_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[str]) -> None:
+    """One row a seed with all keys, the protocol, the interval, and a curve file; a second call trains nothing."""
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    first = reproduce(
+        "random", overrides=OVERRIDES, seeds=[0, 1], episodes=3, results=tmp_path / "results", say=said.append
+    )
+    content = json.loads(first.read_text())
+    assert first == tmp_path / "results" / "random.json"
+    assert {"experiment", "overrides", "protocol", "rows", "iqm", "ci95"} <= set(content)
+    assert [row["seed"] for row in content["rows"]] == [0, 1]
+    assert all(set(row) >= ROW for row in content["rows"])
+    assert content["protocol"]["episodes"] == 3
+    assert content["protocol"]["environment_version"]["gymnasium"]
+    low, high = content["ci95"]
+    assert low <= content["iqm"] <= high
+    with open(tmp_path / "results" / content["rows"][0]["curve"]) as file:
+        assert [row["env_steps"] for row in csv.DictReader(file) if row["eval/return_mean"]] == ["40", "80"]
+
+    del started[:]
+    reproduce("random", overrides=OVERRIDES, seeds=[0, 1, 2], episodes=3, results=results, say=said.append)
+    assert [command.split()[0] for command in started] == ["train", "eval", "eval", "eval"]
+    assert "experiment.seed=2" in started[0]
+
+
+def test_a_seed_that_was_cut_off_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[str]
+) -> None:
+    """Its run is gone on with, not begun anew."""
+    monkeypatch.chdir(tmp_path)
+    reproduce("random", overrides=OVERRIDES, seeds=[0], episodes=1, results=tmp_path / "results", say=lambda text: None)
+    run = next(tmp_path.glob("experiments/random/*/run.json"))
+    run.write_text(json.dumps(json.loads(run.read_text()) | {"status": "interrupted"}))
+    del started[:]
+    reproduce("random", overrides=OVERRIDES, seeds=[0], episodes=1, results=tmp_path / "results", say=lambda text: None)
+    assert started[0].startswith(f"train training.resume_path={run.parent.relative_to(tmp_path)}")
+
+
+def test_jobs_run_and_report(tmp_path: Path) -> None:
+    """Real processes: what fails is named with its last line, the others go through."""
+    said: list[str] = []
+    entries = [
+        jobs.Job("good", ["--version"], tmp_path / "good.log"),
+        jobs.Job("bad", ["nonsense"], tmp_path / "bad.log"),
+    ]
+    failed = jobs.run_jobs(entries, at_once=2, say=said.append)
+    assert len(failed) == 1
+    assert "bad failed: 'nonsense' is not a command" in failed[0]
+    assert (tmp_path / "good.log").read_text().startswith("rl-lab ")
+
+
+@pytest.mark.parametrize(("text", "seeds"), [("0-4", [0, 1, 2, 3, 4]), ("3", [3]), ("0,2-3,2", [0, 2, 3])])
+def test_seeds_are_ranges_and_lists(text: str, seeds: list[int]) -> None:
+    """As people write them."""
+    assert parse_seeds(text) == seeds

@@ -1,0 +1,43 @@
+"""Going on with a run: the metrics are those of the run that was never stopped; safe overrides are listed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from conftest import QUIET, TINY_DREAMER
+from rl_lab.experiment.train import run_training
+
+
+def metrics(run: Path) -> list[dict[str, object]]:
+    """metrics.jsonl without the wall clock."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "wall_s" and not k.startswith("time/")} for row in rows]
+
+
+def test_a_longer_budget_equals_the_run_that_had_it_from_the_start(tmp_path: Path) -> None:
+    """80 steps, then resumed to 120, gives the rows of 120 steps at once (the ends of both runs aside)."""
+    base = [*TINY_DREAMER[:-1], *QUIET, "logging.every=20", "evaluation.imagination=false"]
+    whole = run_training([*base, "training.total_timesteps=120", f"run_root={tmp_path}/a"]).folder
+    part = run_training([*base, "training.total_timesteps=80", f"run_root={tmp_path}/b"]).folder
+    resume = [f"training.resume_path={part}", "training.total_timesteps=120", "logging.console=off"]
+    outcome = run_training(resume)
+    assert outcome.folder == part
+    seen = {row["env_steps"]: row for row in metrics(part) if "train/loss/total" in row}
+    expected = {row["env_steps"]: row for row in metrics(whole) if "train/loss/total" in row}
+    assert len(expected) > 2
+    assert seen == expected
+    assert json.loads((part / "summary.json").read_text())["env_steps"] == 120
+
+
+def test_accepted_overrides_are_listed(random_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The user sees what was changed, and the run's configuration records it."""
+    run = tmp_path / "random" / random_run.name
+    shutil.copytree(random_run, run, symlinks=True)
+    run_training([f"training.resume_path={run}", "training.total_timesteps=120", "logging.console=off"])
+    assert "these overrides: training.total_timesteps=120, logging.console=off" in capsys.readouterr().out
+    assert "total_timesteps: 120" in (run / "config.yaml").read_text()
+    assert json.loads((run / "summary.json").read_text())["env_steps"] == 120
