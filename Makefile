@@ -42,4 +42,6 @@ learn: setup  ## tests that train for minutes
 	$(BIN)/python -m pytest -m learning --timeout 3600
 
 bench: setup  ## speed of replay, the loop and the command line
-	$(BIN)/python -m benchmarks
+	$(BIN)/python benchmarks/replay.py
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/startup.py

@@ -1,6 +1,6 @@
 """How long one DreamerV3 update takes on this machine, on synthetic records (replay excluded).
 
-    python benchmarks/dreamer_v3_update.py --size 12m --observation image --actions 6 --write dreamer_v3_12m
+python benchmarks/dreamer_v3_update.py --size 12m --observation image --actions 6 --write dreamer_v3_12m
 """
 
 from __future__ import annotations

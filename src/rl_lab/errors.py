@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class RLLabError(Exception):
-    """Base of every error that is the user's to fix: the message says what, where, what was expected and how to fix it."""
+    """Base of every error that is the user's to fix: it says what, where, what was expected and how to fix it."""
 
 
 class ConfigError(RLLabError):

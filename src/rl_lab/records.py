@@ -1,9 +1,9 @@
 """The records that pass between collection, data sources and workflows.
 
-Time-step layout, everywhere: record t holds the observation, the reward received on arriving at it, `is_first`, `is_last`,
-`is_terminal`, and the action chosen after seeing it. Truncation is `is_last` without `is_terminal`. The record that ends an
-episode carries a zero action. Field names are flat: `observation.<key>`, `action`, `reward`, the three flags, and whatever
-a workflow adds (`latent.deter`, say).
+Time-step layout, everywhere: record t holds the observation, the reward received on arriving at it, `is_first`,
+`is_last`, `is_terminal`, and the action chosen after seeing it. Truncation is `is_last` without `is_terminal`. The
+record that ends an episode carries a zero action. Field names are flat: `observation.<key>`, `action`, `reward`, the
+three flags, and whatever a workflow adds (`latent.deter`, say).
 """
 
 from __future__ import annotations

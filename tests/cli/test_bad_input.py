@@ -11,13 +11,8 @@ from pathlib import Path
 import pytest
 
 Command = Callable[..., tuple[int, str, str]]
-RANDOM = (
-    "train",
-    "+experiment=random",
-    "environment.id=CartPole-v1",
-    "logging.console=off",
-    "training.total_timesteps=40",
-)
+BASE = ("train", "environment.id=CartPole-v1", "logging.console=off", "training.total_timesteps=40")
+RANDOM = (*BASE, "+experiment=random")
 PHASE = "name: a, type: online, duration_steps: 40"
 
 

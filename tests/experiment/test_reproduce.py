@@ -44,9 +44,8 @@ def test_results_have_the_promised_form(tmp_path: Path, monkeypatch: pytest.Monk
     """One row a seed with all keys, the protocol, the interval, and a curve file; a second call trains nothing."""
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
-    first = reproduce(
-        "random", overrides=OVERRIDES, seeds=[0, 1], episodes=3, results=tmp_path / "results", say=said.append
-    )
+    results = tmp_path / "results"
+    first = reproduce("random", overrides=OVERRIDES, seeds=[0, 1], episodes=3, results=results, say=said.append)
     content = json.loads(first.read_text())
     assert first == tmp_path / "results" / "random.json"
     assert {"experiment", "overrides", "protocol", "rows", "iqm", "ci95"} <= set(content)

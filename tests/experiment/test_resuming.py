@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,8 +16,11 @@ from rl_lab.experiment.train import run_training
 
 
 def metrics(run: Path) -> list[dict[str, object]]:
-    """metrics.jsonl without the wall clock."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    """metrics.jsonl without the wall clock; a line that is being written is left out."""
+    path = run / "metrics.jsonl"
+    rows = (
+        [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")] if path.exists() else []
+    )
     return [{k: v for k, v in row.items() if k != "wall_s" and not k.startswith("time/")} for row in rows]
 
 
@@ -31,6 +37,24 @@ def test_a_longer_budget_equals_the_run_that_had_it_from_the_start(tmp_path: Pat
     assert len(expected) > 2
     assert seen == expected
     assert json.loads((part / "summary.json").read_text())["env_steps"] == 120
+
+
+def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
+    """SIGKILL in the middle, then resume: every metric is that of the run that was never killed."""
+    base = [*TINY_DREAMER[:-1], *QUIET, "logging.every=4", "checkpoint.every=32", "evaluation.every=48"]
+    base += ["training.total_timesteps=160", "evaluation.imagination=false"]
+    whole = run_training([*base, f"run_root={tmp_path}/whole"]).folder
+    command = [sys.executable, "-m", "rl_lab", "train", *base, f"run_root={tmp_path}/killed"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not any(row["env_steps"] >= 88 for run in tmp_path.glob("killed/*/*") for row in metrics(run)):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    run = next(tmp_path.glob("killed/*/*"))
+    assert not (run / "summary.json").exists()
+    run_training([f"training.resume_path={run}"])
+    assert metrics(run) == metrics(whole)
 
 
 def test_accepted_overrides_are_listed(random_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,9 +131,7 @@ def _flip(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["agent.pt", "training.pt", "sources/replay/rows.bin", "manifest.json"])
-@pytest.mark.parametrize(
-    ("damage", "word"), [(_truncate, "truncated"), (Path.unlink, "missing"), (_flip, "damaged")]
-)
+@pytest.mark.parametrize(("damage", "word"), [(_truncate, "truncated"), (Path.unlink, "missing"), (_flip, "damaged")])
 def test_a_damaged_file_is_named_and_an_older_checkpoint_offered(manager, name, damage, word):
     """Never half a state, never a traceback of the reader."""
     manager.save(10, STATE, {"replay": ListSource()})

@@ -71,5 +71,5 @@ def test_a_stop_gives_up_without_a_score(workflow):
 
 def test_no_episodes_is_an_error(workflow):
     """A mean of nothing is refused."""
-    with pytest.raises(ConfigError, match="evaluation.episodes is 0"):
+    with pytest.raises(ConfigError, match=r"evaluation\.episodes is 0"):
         evaluate(workflow, CountingEnvs(), 0, seed=0)

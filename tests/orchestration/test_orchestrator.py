@@ -77,7 +77,13 @@ def test_the_run_directory_tells_everything(tmp_path):
     row = written[1]
     assert list(row)[:4] == ["env_steps", "updates", "wall_s", "phase"]
     assert row["phase"] == "joint"
-    assert {"train/weight", "controller/weight", "collect/episode_return", "phase/cycles", "time/env_steps_per_s"} <= set(row)
+    assert {
+        "train/weight",
+        "controller/weight",
+        "collect/episode_return",
+        "phase/cycles",
+        "time/env_steps_per_s",
+    } <= set(row)
     assert row["collect/episode_return"] in (3.0, 6.0, 4.5)  # episodes of 3 and 5 steps, with 1 and 2 for the last
     summary = json.loads(orchestrator.run_directory.summary_json.read_text())
     keys = "eval/return_mean eval/return_std eval/episodes env_steps updates episodes wall_s env_steps_per_s"
@@ -109,7 +115,10 @@ def test_offline_phases_log_and_save_by_updates(tmp_path):
 
 def test_plan_phase_switches(tmp_path):
     """The workflow may choose the phase."""
-    phases = [{**JOINT, "workflow_hooks": ["collect"]}, {"name": "own", "duration": 2, "workflow_hooks": ["collect", "distill"]}]
+    phases = [
+        {**JOINT, "workflow_hooks": ["collect"]},
+        {"name": "own", "duration": 2, "workflow_hooks": ["collect", "distill"]},
+    ]
     orchestrator = build(tmp_path, phases)
     orchestrator.workflow.jump_at = {6: "own"}
     orchestrator.run()
@@ -139,7 +148,7 @@ def test_environment_events_are_written_and_counted(tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_and_the_run_goes_on_exactly(tmp_path, number, code):
-    """The action in progress ends, a checkpoint is written, the run is `interrupted`; resumed, it equals the whole one."""
+    """The batch is used to its end, a checkpoint is written, the run is `interrupted`; resumed, it equals the whole."""
     whole = build(tmp_path, [JOINT])
     whole.run()
     first = build(tmp_path, [JOINT])
@@ -256,7 +265,9 @@ def test_a_nonfinite_loss_stops_the_run_and_says_where_it_began(tmp_path):
     """Which metric, which loss, which tensor, and the batch is kept."""
     orchestrator = build(tmp_path, [JOINT])
     orchestrator.workflow.bad_updates = {5}
-    with pytest.raises(NonFiniteError, match=r"train/weight became NaN.*loss 'prediction'.*components\.layer \(Linear\)"):
+    with pytest.raises(
+        NonFiniteError, match=r"train/weight became NaN.*loss 'prediction'.*components\.layer \(Linear\)"
+    ):
         orchestrator.run()
     saved = torch.load(orchestrator.run_directory.path / "nonfinite" / "batch-9.pt", weights_only=True)
     assert float(saved["reward"]) == 5.0
@@ -271,6 +282,15 @@ def test_skipped_updates_are_counted_and_left_out_of_the_means(tmp_path):
     assert rows(orchestrator)[-2]["train/skipped_updates"] == 2  # both hooks of the batch
     assert all(row["train/weight"] is not None for row in rows(orchestrator) if "train/weight" in row)
     assert events(orchestrator) == ["nonfinite", "nonfinite"]
+
+
+def test_a_run_that_skips_everything_does_not_fill_the_disk(tmp_path):
+    """Ten bad batches are kept and explained; the others are only counted."""
+    orchestrator = build(tmp_path, [JOINT], on_nonfinite="skip")
+    orchestrator.workflow.bad_updates = set(range(100))
+    orchestrator.run()
+    assert orchestrator.guard.skipped == 40
+    assert len(list((orchestrator.run_directory.path / "nonfinite").iterdir())) == 10
 
 
 def test_rollback_goes_back_and_draws_other_batches(tmp_path):
@@ -307,7 +327,7 @@ def test_rollbacks_end(tmp_path):
 
 
 def test_the_best_agent_plays_the_final_episodes_where_asked(tmp_path):
-    """`evaluation.select: best` takes the weights of the best periodic evaluation; the score comes from fresh episodes."""
+    """`evaluation.select: best` takes the weights of the best periodic evaluation, and plays fresh episodes."""
     phase = {**JOINT, "workflow_hooks": [*JOINT["workflow_hooks"], {"eval": {"every": 8}}]}
     orchestrator = build(tmp_path, [phase], best_metric="eval/return_mean", select="best")
     orchestrator.run()

@@ -63,7 +63,11 @@ def test_all_types_durations_and_spellings_load():
     )
     assert joint.until == Until("eval/return_mean", at_least=475.0, times=2)
     assert (distil.data_source, distil.duration, distil.collects) == ("dataset", Amount(5, "cycles"), False)
-    assert (plan.duration, plan.controller_role, plan.hooks) == (Amount(100, "steps"), "planner", (Hook("collect", "collect"),))
+    assert (plan.duration, plan.controller_role, plan.hooks) == (
+        Amount(100, "steps"),
+        "planner",
+        (Hook("collect", "collect"),),
+    )
     assert (judge.hooks, judge.duration, judge.next) == ((Hook("evaluate", "evaluate"),), Amount(1, "cycles"), "fill")
 
 
@@ -123,12 +127,28 @@ BAD: dict[str, tuple[Any, str]] = {
     "wrong unit": ([{"duration_steps": "5_updates"}], r"duration_steps is '5_updates': expected a number of steps"),
     "no duration": ([{"name": "a"}], r"\[0\] has no duration"),
     "two durations": ([{"duration": 5, "duration_steps": 5}], r"has duration and duration_steps: a phase has one"),
-    "ratio on collect": ([{**ONLINE, "workflow_hooks": [{"collect": {"ratio": 2}}]}], r"hooks\[0\]: collect has ratio: 2"),
+    "ratio on collect": (
+        [{**ONLINE, "workflow_hooks": [{"collect": {"ratio": 2}}]}],
+        r"hooks\[0\]: collect has ratio: 2",
+    ),
     "every on collect": ([{**ONLINE, "workflow_hooks": [{"collect": {"every": 2}}]}], r"collect has every: 2"),
-    "ratio on evaluate": ([{**ONLINE, "workflow_hooks": ["collect", {"eval": {"ratio": 2}}]}], r"evaluate has ratio: 2"),
-    "zero ratio": ([{**ONLINE, "workflow_hooks": ["collect", {"world_model": {"ratio": 0}}]}], r"\.ratio is 0: expected"),
+    "ratio on evaluate": (
+        [{**ONLINE, "workflow_hooks": ["collect", {"eval": {"ratio": 2}}]}],
+        r"evaluate has ratio: 2",
+    ),
+    "zero ratio": (
+        [{**ONLINE, "workflow_hooks": ["collect", {"world_model": {"ratio": 0}}]}],
+        r"\.ratio is 0: expected",
+    ),
     "ratio offline": (
-        [{"type": "offline", "duration": "5_cycles", "data_source": "dataset", "workflow_hooks": [{"controller": {"ratio": 1}}]}],
+        [
+            {
+                "type": "offline",
+                "duration": "5_cycles",
+                "data_source": "dataset",
+                "workflow_hooks": [{"controller": {"ratio": 1}}],
+            }
+        ],
         r"the phase never collects",
     ),
     "ratio and times": (
@@ -139,9 +159,15 @@ BAD: dict[str, tuple[Any, str]] = {
     "negative times": ([{**ONLINE, "workflow_hooks": [{"name": "collect", "times": -1}]}], r"hooks\[0\]\.times is -1"),
     "zero repeat": ([{**ONLINE, "repeat": 0}], r"\[0\]\.repeat is 0"),
     "unknown source": ([{**ONLINE, "buffer": "repaly"}], r"data_source is 'repaly'.*Did you mean 'replay'"),
-    "two spellings": ([{**ONLINE, "buffer": "replay", "data_source": "spare"}], r"both buffer: replay and data_source: spare"),
+    "two spellings": (
+        [{**ONLINE, "buffer": "replay", "data_source": "spare"}],
+        r"both buffer: replay and data_source: spare",
+    ),
     "unfilled source": (
-        [{"duration": 5, "name": "a"}, {"name": "b", "type": "offline", "duration": "5_updates", "data_source": "spare"}],
+        [
+            {"duration": 5, "name": "a"},
+            {"name": "b", "type": "offline", "duration": "5_updates", "data_source": "spare"},
+        ],
         r"\[1\] \('b'\) samples from 'spare', which no phase fills",
     ),
     "filled too late": (
@@ -152,13 +178,29 @@ BAD: dict[str, tuple[Any, str]] = {
     "unknown next": ([{**ONLINE, "name": "main", "next": "mian"}], r"\[0\]\.next is 'mian'.*Did you mean 'main'"),
     "same name": ([{**ONLINE, "name": "a"}, {**ONLINE, "name": "a"}], r"\[1\]\.name is 'a', which .*\[0\] has already"),
     "reserved name": ([{**ONLINE, "name": "end"}], r"\[0\]\.name is 'end'"),
-    "updates that never come": ([{"type": "warmup", "duration": "5_updates"}], r"has no update hook, so it would never end"),
-    "steps that never come": ([{"type": "offline", "duration": 5, "data_source": "dataset"}], r"never collects, so it would"),
-    "collect offline": ([{"type": "offline", "duration": "5_cycles", "workflow_hooks": ["collect"]}], r"does not collect"),
+    "updates that never come": (
+        [{"type": "warmup", "duration": "5_updates"}],
+        r"has no update hook, so it would never end",
+    ),
+    "steps that never come": (
+        [{"type": "offline", "duration": 5, "data_source": "dataset"}],
+        r"never collects, so it would",
+    ),
+    "collect offline": (
+        [{"type": "offline", "duration": "5_cycles", "workflow_hooks": ["collect"]}],
+        r"does not collect",
+    ),
     "online without collect": ([{**ONLINE, "workflow_hooks": ["world_model"]}], r"has no collect"),
     "update in eval_only": ([{"type": "eval_only", "workflow_hooks": ["world_model"]}], r"only evaluates"),
     "only waits": (
-        [{"type": "offline", "duration": "5_updates", "data_source": "dataset", "workflow_hooks": [{"world_model": {"every": 5}}]}],
+        [
+            {
+                "type": "offline",
+                "duration": "5_updates",
+                "data_source": "dataset",
+                "workflow_hooks": [{"world_model": {"every": 5}}],
+            }
+        ],
         r"none would ever run",
     ),
     "endless loop": (

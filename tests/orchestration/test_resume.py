@@ -49,7 +49,9 @@ def build(run: RunDirectory, storage: str) -> Orchestrator:
     torch.set_num_threads(1)
     seed_random(0)
     envs = make_vector_env(SETTINGS, seed=0)
-    fields = {OBSERVATION_PREFIX + key: FieldSpec(spec.shape, spec.dtype) for key, spec in envs.observation_spec.items()}
+    fields = {
+        OBSERVATION_PREFIX + key: FieldSpec(spec.shape, spec.dtype) for key, spec in envs.observation_spec.items()
+    }
     fields["action"], fields["reward"] = FieldSpec((1,), "int32"), FieldSpec((), "float32")
     fields.update(dict.fromkeys(("is_first", "is_last", "is_terminal"), FieldSpec((), "bool")))
     replay = SequenceReplay(capacity=300, storage=storage)  # the ring goes round

@@ -88,7 +88,8 @@ def test_steps_without_data_count_for_nothing():
     """No burst of updates makes up for the time in which the source was not ready."""
     ready = False
     scheduler = make(
-        {"duration_steps": 400, "workflow_hooks": ["collect", {"world_model": {"ratio": 0.5}}]}, ready=lambda name: ready
+        {"duration_steps": 400, "workflow_hooks": ["collect", {"world_model": {"ratio": 0.5}}]},
+        ready=lambda name: ready,
     )
     for _ in range(100):
         assert do(scheduler, 2).kind == "collect"
@@ -126,9 +127,7 @@ def test_a_stream_that_runs_dry_ends_its_updates():
 
 def test_an_offline_phase_without_data_is_an_error_not_a_hang():
     """What collects nothing can not wait for records."""
-    scheduler = make(
-        {"type": "offline", "duration_updates": 5, "data_source": "other"}, ready=lambda name: False
-    )
+    scheduler = make({"type": "offline", "duration_updates": 5, "data_source": "other"}, ready=lambda name: False)
     with pytest.raises(DataError, match="collects none"):
         scheduler.next_action()
 
@@ -161,7 +160,8 @@ def test_every_with_times_makes_a_block_of_updates():
 
 
 @pytest.mark.parametrize(
-    ("duration", "collects"), [("10_steps", 10), ("7_updates", 7), ("5_cycles", 5), (12, 12), ({"duration_steps": 9}, 9)]
+    ("duration", "collects"),
+    [("10_steps", 10), ("7_updates", 7), ("5_cycles", 5), (12, 12), ({"duration_steps": 9}, 9)],
 )
 def test_durations_and_their_short_form(duration, collects):
     """Three durations, written either way; a bare number is env steps."""

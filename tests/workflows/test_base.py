@@ -37,7 +37,11 @@ class TwoEnvs(VectorEnv):
         if self.count % 3:
             return VectorStep(observation, np.ones(2, np.float32), np.zeros(2, bool))
         last = EpisodeEnd(
-            np.array([1]), {"vector": np.full((1, 1), -1.0, np.float32)}, np.array([10.0], np.float32), np.array([True]), [{}]
+            np.array([1]),
+            {"vector": np.full((1, 1), -1.0, np.float32)},
+            np.array([10.0], np.float32),
+            np.array([True]),
+            [{}],
         )
         return VectorStep(observation, np.array([1.0, 0.0], np.float32), np.array([False, True]), last)
 

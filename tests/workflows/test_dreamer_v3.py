@@ -6,11 +6,6 @@ import math
 
 import pytest
 import torch
-
-from rl_lab.components.representation_learners.rssm import LatentState
-from rl_lab.specs import ActionSpec, ObservationSpec
-from rl_lab.workflows.context import PhaseView
-from rl_lab.workflows.dreamer_v3 import DETER, STOCH
 from tests.workflows.dreamer_parts import (
     CONTINUOUS,
     DISCRETE,
@@ -20,6 +15,11 @@ from tests.workflows.dreamer_parts import (
     trainable_counts,
 )
 
+from rl_lab.components.representation_learners.rssm import LatentState
+from rl_lab.specs import ActionSpec, ObservationSpec
+from rl_lab.workflows.context import PhaseView
+from rl_lab.workflows.dreamer_v3 import DETER, STOCH
+
 PHASE = PhaseView("train", "online")
 SIZE_1M = {"deter": 512, "hidden": 64, "groups": 32, "classes": 4, "units": 64, "depth": 4}
 SIZE_12M = {"deter": 2048, "hidden": 256, "groups": 32, "classes": 16, "units": 256, "depth": 16}
@@ -27,7 +27,9 @@ SIZE_12M = {"deter": 2048, "hidden": 256, "groups": 32, "classes": 16, "units": 
 
 def test_parameter_counts_of_size1m():
     """The seven parts of the original, for a 24-dim vector and 6 continuous actions."""
-    workflow = make_dreamer({"vector": ObservationSpec("vector", (24,), "float32")}, ActionSpec("continuous", (6,)), sizes=SIZE_1M)
+    workflow = make_dreamer(
+        {"vector": ObservationSpec("vector", (24,), "float32")}, ActionSpec("continuous", (6,)), sizes=SIZE_1M
+    )
     assert trainable_counts(workflow) == {
         "rssm": 364_416, "encoder": 10_112, "decoder": 51_096, "reward": 57_663, "continue": 41_153,
         "policy": 50_316, "critic": 66_111, "return_normalizer": 0,
@@ -155,7 +157,7 @@ def test_credit_alignment_in_dreams(monkeypatch):
     log_prob = workflow.actor.distribution(workflow.actor(features[:-1])).log_prob(actions)
     returns = torch.zeros(horizon, starts)
     returns[1], returns[0] = 1.0, 0.95 * cont
-    weight = torch.tensor([cont**(t + 1) for t in range(horizon)])[:, None]
+    weight = torch.tensor([cont ** (t + 1) for t in range(horizon)])[:, None]
     torch.testing.assert_close(losses["policy"], -(weight * log_prob * returns).mean())
 
 

@@ -22,8 +22,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--seed", type=arguments.natural, help="another seed, other episodes (default: the run's)")
     options = parser.parse_intermixed_args(argv)
 
-    from rl_lab.experiment.imagination import DEFAULT_CONTEXT, DEFAULT_HORIZON
-    from rl_lab.experiment.imagine import imagine_run
+    from rl_lab.experiment.imagination import DEFAULT_CONTEXT, DEFAULT_HORIZON, imagine_run
 
     paths = imagine_run(
         options.run,

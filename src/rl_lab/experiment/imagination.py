@@ -10,8 +10,10 @@ import torch
 from rl_lab.environments import make_vector_env
 from rl_lab.environments.base import VectorEnv
 from rl_lab.errors import ConfigError
+from rl_lab.experiment.agent import load_run
 from rl_lab.experiment.validation import Settings
 from rl_lab.metrics.imagination import write_imagination
+from rl_lab.metrics.report import write_report
 from rl_lab.orchestration.randomness import forked_random
 from rl_lab.records import SequenceBatch, VectorStep
 from rl_lab.workflows.base import Workflow
@@ -52,6 +54,18 @@ def write_run_imagination(
     return write_imagination(rollout, folder / "imagination")
 
 
+def imagine_run(
+    run: str | Path, *, run_root: str | Path = "experiments", context: int, horizon: int, seed: int | None = None
+) -> list[Path]:
+    """Draw into the run's folder imagination/ and write its report anew; the files."""
+    loaded = load_run(run, run_root=run_root)
+    if not can_imagine(loaded.workflow):
+        raise ConfigError(f"{loaded.run.path}: the workflow '{loaded.workflow.name}' has no model to imagine with.")
+    folder = loaded.run.path
+    paths = write_run_imagination(loaded.workflow, loaded.settings, folder, context=context, horizon=horizon, seed=seed)
+    return [*paths, write_report(folder)]
+
+
 def _play(workflow: Workflow, envs: VectorEnv, steps: int) -> list[Rows]:
     """The first episode of every environment, or as much of it as is asked for."""
     count = envs.num_envs
@@ -69,7 +83,8 @@ def _play(workflow: Workflow, envs: VectorEnv, steps: int) -> list[Rows]:
                 if index in running:
                     ended = current.ended
                     last = {f"observation.{key}": value[position] for key, value in ended.observation.items()}
-                    flags = {"is_first": np.bool_(False), "is_terminal": ended.is_terminal[position]}
+                    terminal = ended.is_terminal[position]
+                    flags = {"is_first": np.False_, "is_last": np.True_, "is_terminal": terminal}
                     last |= {"action": np.zeros_like(action[index]), "reward": ended.reward[position], **flags}
                     episodes[index].append(last)
                     running.discard(index)
@@ -80,7 +95,7 @@ def _play(workflow: Workflow, envs: VectorEnv, steps: int) -> list[Rows]:
 
 def _record(step: VectorStep, index: int, action: np.ndarray) -> dict[str, np.ndarray]:
     record = {f"observation.{key}": value[index] for key, value in step.observation.items()}
-    flags = {"is_first": step.is_first[index], "is_terminal": np.bool_(False)}
+    flags = {"is_first": step.is_first[index], "is_last": np.False_, "is_terminal": np.False_}
     return record | {"action": action, "reward": step.reward[index], **flags}
 
 
@@ -98,6 +113,6 @@ def _batch(episodes: list[Rows], steps: int, device: torch.device) -> SequenceBa
         action=stacked["action"],
         reward=stacked["reward"],
         is_first=stacked["is_first"],
-        is_last=stacked["is_terminal"],
+        is_last=stacked["is_last"],
         is_terminal=stacked["is_terminal"],
     )

@@ -69,6 +69,7 @@ def _start(job: Job, say: Callable[[str], object]) -> _Running:
             stderr=errors,
             stdin=subprocess.DEVNULL,
             env={"OMP_NUM_THREADS": "1", **os.environ},
+            start_new_session=True,  # a terminal's Ctrl-C goes to this process alone, which passes it on once
         )
     say(f"{job.name} started, see {job.log}")
     return _Running(job, process, time.monotonic())
@@ -85,21 +86,13 @@ def _last_error(job: Job) -> str:
 
 
 def _stop(running: Sequence[_Running]) -> None:
-    """A terminal's Ctrl-C reaches the children by itself; a second signal would cut their checkpoint short."""
-    deadline = time.monotonic() + GRACE_S
+    """Tell the children once, and give them the time to write a checkpoint."""
     for entry in running:
-        if entry.process.poll() is None and os.getpgid(entry.process.pid) != _foreground_group():
+        if entry.process.poll() is None:
             entry.process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + GRACE_S
     for entry in running:
         try:
             entry.process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             entry.process.kill()
-
-
-def _foreground_group() -> int:
-    """The process group that the terminal's signals go to; -1 without a terminal."""
-    try:
-        return os.tcgetpgrp(sys.stdin.fileno())
-    except (OSError, ValueError):
-        return -1

@@ -19,12 +19,14 @@ def compile_block(function: Callable) -> Callable:
 class CapturedStep:
     """Runs `function(inputs) -> outputs` as a CUDA graph, captured at the first call.
 
-    The function must have static shapes and never wait for the device. It may change state in place (parameters, optimiser
-    moments): `state` lists every such tensor, all of them made beforehand, so that the warm-up calls before the capture leave no trace. Outputs are
-    overwritten by the next call.
+    The function must have static shapes and never wait for the device. It may change state in place (parameters,
+    optimiser moments): `state` lists every such tensor, all of them made beforehand, so that the warm-up calls before
+    the capture leave no trace. Outputs are overwritten by the next call.
     """
 
-    def __init__(self, function: Callable[[Inputs], Outputs], state: Callable[[], Sequence[Tensor]], *, warmup: int = 3):
+    def __init__(
+        self, function: Callable[[Inputs], Outputs], state: Callable[[], Sequence[Tensor]], *, warmup: int = 3
+    ):
         self._function, self._state, self._warmup = function, state, warmup
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: Inputs = {}

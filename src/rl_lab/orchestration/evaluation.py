@@ -43,7 +43,7 @@ class EvaluationResult:
             "eval/return_min": min(self.returns),
             "eval/return_max": max(self.returns),
             "eval/length_mean": sum(self.lengths) / len(self.lengths),
-            "eval/episodes": float(len(self.returns)),
+            "eval/episodes": len(self.returns),
         }
 
 

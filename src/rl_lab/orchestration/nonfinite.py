@@ -20,6 +20,7 @@ from rl_lab.workflows.base import Workflow
 
 Policy = Literal["stop", "skip", "rollback"]
 MAX_ROLLBACKS = 3
+MAX_REPORTS = 10  # of skipped updates: after that they are only counted
 
 
 def first_bad(metrics: Metrics) -> str | None:
@@ -47,6 +48,9 @@ class NonFiniteGuard:
 
     def handle(self, metric: str, batch: SequenceBatch | None, *, updates: int, env_steps: int) -> Policy:
         """Report a bad value; returns what is to be done, or raises where the run is to stop."""
+        if self.policy == "skip" and self.skipped >= MAX_REPORTS:
+            self.skipped += 1
+            return "skip"
         path = self._save_batch(batch, updates) if batch is not None else None
         source = "unknown: no batch is at hand"
         if batch is not None:

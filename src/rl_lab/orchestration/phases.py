@@ -46,7 +46,7 @@ _KEYS = (
     "options",
 )
 _FREQUENCIES = ("times", "every", "ratio")
-_AMOUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\d+)?)[_ ]?(?:env_)?(step|update|cycle)s?", re.IGNORECASE)
+_AMOUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:e\+?\d+)?)(?:[_ ]?(?:env_)?(step|update|cycle)s?)?", re.IGNORECASE)
 
 
 def parse_phases(raw: Sequence[Any] | None, names: PhaseNames) -> tuple[Phase, ...]:
@@ -133,10 +133,8 @@ def parse_amount(value: Any, place: str, *, bare: Unit) -> Amount:
         return Amount(_positive(value, place, f"{bare}, or a text such as '500_updates'"), bare)
     match = _AMOUNT.fullmatch(value.strip())
     if match:
-        number, unit = float(match[1].replace("_", "")), f"{match[2].lower()}s"
-        return Amount(_positive(number, place, unit), unit)  # type: ignore[arg-type]
-    if re.fullmatch(r"[\d_]+", value.strip()):
-        return Amount(_positive(int(value.replace("_", "")), place, bare), bare)
+        unit = f"{match[2].lower()}s" if match[2] else bare
+        return Amount(_positive(float(match[1].replace("_", "")), place, unit), unit)  # type: ignore[arg-type]
     raise ConfigError(
         f"{place} is '{value}': expected a number above 0 with a unit, such as 10_000_steps, 500_updates or 5_cycles."
     )

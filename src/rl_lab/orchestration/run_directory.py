@@ -41,7 +41,6 @@ class RunDirectory:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._locked = False
 
     @classmethod
     def create(cls, root: Path | str, experiment: str, seed: int) -> RunDirectory:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from rl_lab.specs import ActionSpec, ObservationSpec
 
 if TYPE_CHECKING:
     from rl_lab.simulation.service import SimulatorService
+
+
+Part = TypeVar("Part")
 
 
 class MetricsSink(Protocol):
@@ -60,10 +63,17 @@ class WorkflowContext:
     compile: bool = False  # training.compile resolved against the device
     autocast_dtype: torch.dtype | None = None  # bf16 compute on CUDA, None: float32
 
-    def component(self, name: str) -> nn.Module:
-        if name not in self.components:
-            raise ConfigError(f"components.{name} is missing: the workflow needs it.{nearest(name, self.components)}")
-        return self.components[name]
+    def component(self, name: str, kind: type[Part]) -> Part:
+        """The component of that name, which must be of that kind."""
+        return _checked(f"components.{name}", self.components.get(name), kind, self.components)
+
+    def controller(self, role: str, kind: type[Part]) -> Part:
+        """The controller with that role, which must be of that kind."""
+        return _checked(f"controllers.{role}", self.controllers.get(role), kind, self.controllers)
+
+    def optimizer(self, name: str, kind: type[Part]) -> Part:
+        """The optimiser of that name, which must be of that kind."""
+        return _checked(f"optimizers.{name}", self.optimizers.get(name), kind, self.optimizers)
 
     def clip_gradients(self, parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
         """Scale gradients down to a global norm; returns the norm before, on the device."""
@@ -74,3 +84,11 @@ class WorkflowContext:
         return torch.autocast(
             self.device.type, self.autocast_dtype or torch.bfloat16, enabled=self.autocast_dtype is not None
         )
+
+
+def _checked(place: str, part: Any, kind: type[Part], known: Iterable[str]) -> Part:
+    if part is None:
+        raise ConfigError(f"{place} is missing: the workflow needs it.{nearest(place.split('.')[1], known)}")
+    if not isinstance(part, kind):
+        raise ConfigError(f"{place} is a {type(part).__name__}: this workflow needs a {kind.__name__}.")
+    return part

@@ -1,32 +1,55 @@
 """DreamerV3 (Hafner et al., 2023; the current form of the algorithm): one world model, one loss, one optimiser.
 
-An update learns the world model from replayed sequences, dreams from every state in them, and learns actor and critic from
-the dreams. Stop-gradients decide who learns what; there is a single backward pass. Shapes are static and nothing waits for
-the device, so that the whole update can be captured as a CUDA graph.
+An update learns the world model from replayed sequences, dreams from every state in them, and learns actor and critic
+from the dreams. Stop-gradients decide who learns what; there is a single backward pass. Shapes are static and nothing
+waits for the device, so that the whole update can be captured as a CUDA graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_lab.components.actions import ActionCodec
-from rl_lab.components.representation_learners.rssm import LatentState
+from rl_lab.components.controllers.actors import Actor
+from rl_lab.components.controllers.critics import Critic
+from rl_lab.components.decoders import MultiKeyDecoder
+from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
+from rl_lab.components.representation_learners.rssm import BlockRSSM, LatentState
 from rl_lab.components.return_computers import lambda_returns
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.capture import CapturedStep, compile_block
 from rl_lab.nn.distributions import categorical_kl
 from rl_lab.nn.math import one_hot
-from rl_lab.records import BatchSpec, Fields, FieldSpec, ImaginedRollout, Observation, SequenceBatch
+from rl_lab.nn.normalizers import ReturnNormalizer
+from rl_lab.nn.optimizers import LaProp
+from rl_lab.records import (
+    OBSERVATION_PREFIX,
+    BatchSpec,
+    Fields,
+    FieldSpec,
+    ImaginedRollout,
+    Observation,
+    SequenceBatch,
+)
 from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import PhaseView, WorkflowContext
 
 DETER, STOCH = "latent.deter", "latent.stoch"  # the fields that keep the latent state of each record
+
+COMPILED_PIECES = (
+    "_encode",
+    "_prediction_losses",
+    "_judge",
+    "_evaluate_critic",
+    "_actor_critic_losses",
+    "_replayed_value_loss",
+)
 
 Losses = dict[str, Tensor]
 
@@ -71,23 +94,34 @@ class DreamerV3(Workflow):
         }  # fmt: skip
 
     def _bind_context(self, context: WorkflowContext) -> None:
-        self.encoder, self.rssm = context.component("encoder"), context.component("rssm")
-        self.decoder, self.reward = context.component("decoder"), context.component("reward")
-        self.continuation = context.component("continue")
-        self.return_scale = context.component("return_normalizer")
-        self.actor, self.critic = context.controllers.get("policy"), context.controllers.get("critic")
-        self.optimizer = context.optimizers.get("main")
+        self.encoder = context.component("encoder", nn.Module)
+        self.rssm = context.component("rssm", BlockRSSM)
+        self.decoder = context.component("decoder", MultiKeyDecoder)
+        self.reward = context.component("reward", RewardPredictor)
+        self.continuation = context.component("continue", ContinuePredictor)
+        self.return_scale = context.component("return_normalizer", ReturnNormalizer)
+        self.actor = context.controller("policy", Actor)
+        self.critic = context.controller("critic", Critic)
+        self.optimizer = context.optimizer("main", LaProp) if context.optimizers else None  # none where it only acts
         self.codec = ActionCodec(context.action_spec)
         self.discount = self.continuation.discount
-        self._pending_latents: tuple[str, Tensor, Fields, torch.cuda.Event] | None = None
-        self._step = self._train_step
+        self._pending_latents: tuple[str, Tensor, dict[str, Tensor], torch.cuda.Event] | None = None
+        self._metric_names: tuple[str, ...] = ()
+        self._step: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self._train_step
         if context.compile:
             self._compile()
 
     def _compile(self) -> None:
         """Compiled pieces inside one captured CUDA graph. The plain methods stay the reference."""
         self.rssm.compile_steps()
-        for name in ("_encode", "_prediction_losses", "_judge", "_evaluate_critic", "_actor_critic_losses", "_replayed_value_loss"):
+        for name in (
+            "_encode",
+            "_prediction_losses",
+            "_judge",
+            "_evaluate_critic",
+            "_actor_critic_losses",
+            "_replayed_value_loss",
+        ):
             setattr(self, name, compile_block(getattr(self, name)))
         self._step = CapturedStep(self._train_step, self._changing_tensors)
 
@@ -135,11 +169,7 @@ class DreamerV3(Workflow):
     def update(self, batch: SequenceBatch, *, phase: PhaseView) -> TensorMetrics:
         """One gradient step on everything; the fresh latents go back into the replay."""
         self._write_pending_latents()
-        inputs = {f"observation.{key}": value for key, value in batch.observation.items()}
-        inputs |= {"action": batch.action, "reward": batch.reward, "is_first": batch.is_first}
-        inputs |= {"is_last": batch.is_last, "is_terminal": batch.is_terminal}
-        inputs |= {name: batch.extras[name][:, 0] for name in (DETER, STOCH)}
-        outputs = self._step(inputs)
+        outputs = self._step(self._inputs(batch))
         if phase.data_source is not None and batch.indices is not None:
             self._write_latents(phase.data_source, batch.indices[:, 1:], {n: outputs[n] for n in (DETER, STOCH)})
         return TensorMetrics(self._metric_names, outputs["metrics"])
@@ -148,7 +178,7 @@ class DreamerV3(Workflow):
         assert self.optimizer is not None
         with self.context.autocast():
             losses, states, metrics = self.losses(self._replayed(inputs))
-            total = sum(self.loss_scales[name] * loss for name, loss in losses.items())
+            total = torch.stack([self.loss_scales[name] * loss for name, loss in losses.items()]).sum()
         self.optimizer.zero_grad(set_to_none=True)
         total.backward()
         self.optimizer.step(loss=total)
@@ -159,11 +189,26 @@ class DreamerV3(Workflow):
         self._metric_names = packed.names
         return self._stored(states.detach()) | {"metrics": packed.values_vector}
 
+    def batch_losses(self, batch: SequenceBatch) -> Losses:
+        with self.context.autocast():
+            return self.losses(self._replayed(self._inputs(batch)))[0]
+
+    def _inputs(self, batch: SequenceBatch) -> dict[str, Tensor]:
+        """What the training step takes, as a flat dict: the form in which a captured step is fed."""
+        inputs = {OBSERVATION_PREFIX + key: value for key, value in batch.observation.items()}
+        inputs |= {"action": batch.action, "reward": batch.reward, "is_first": batch.is_first}
+        inputs |= {"is_last": batch.is_last, "is_terminal": batch.is_terminal}
+        return inputs | {name: batch.extras[name][:, 0] for name in (DETER, STOCH)}
+
     def _replayed(self, inputs: Mapping[str, Tensor]) -> Replayed:
         """Cut off the context record: only its latent and its action are used."""
         stoch = one_hot(inputs[STOCH], self.rssm.classes).flatten(-2)
         return Replayed(
-            observation={name[12:]: x[:, 1:] for name, x in inputs.items() if name.startswith("observation.")},
+            observation={
+                name.removeprefix(OBSERVATION_PREFIX): value[:, 1:]
+                for name, value in inputs.items()
+                if name.startswith(OBSERVATION_PREFIX)
+            },
             prev_action=self.codec.encode(inputs["action"][:, :-1]),
             reward=inputs["reward"][:, 1:],
             is_first=inputs["is_first"][:, 1:],

@@ -1,9 +1,9 @@
 """The recurrence of the block RSSM over a whole sequence, with a backward pass written by hand.
 
-An update spends most of its time in the steps that cannot run side by side. So everything that is not recurrent is done
-outside the loop (the action's and the observation's part of the layers, all noise), and the loop is one autograd function:
-its backward loop carries activation gradients only, and each weight gradient is one product over all steps at the end.
-`BlockRSSM.observe_step` is the same recurrence in plain form; the tests hold the two together.
+An update spends most of its time in the steps that cannot run side by side. So everything that is not recurrent is
+done outside the loop (the action's and the observation's part of the layers, all noise), and the loop is one autograd
+function: its backward loop carries activation gradients only, and each weight gradient is one product over all steps at
+the end. `BlockRSSM.observe_step` is the same recurrence in plain form; the tests hold the two together.
 
 Symbols: T time, B batch, D deter, G blocks, d = D/G, U hidden, Z = groups × classes. Everything here is time-major.
 """
@@ -112,8 +112,15 @@ def gated_update(gates: Tensor, deter: Tensor) -> Tensor:
 
 
 def forward_step(
-    deter: Tensor, stoch: Tensor, dense: Tensor, keep: Tensor, action_part: Tensor, embed_part: Tensor, noise: Tensor,
-    weights: ScanWeights, shape: ScanShape,
+    deter: Tensor,
+    stoch: Tensor,
+    dense: Tensor,
+    keep: Tensor,
+    action_part: Tensor,
+    embed_part: Tensor,
+    noise: Tensor,
+    weights: ScanWeights,
+    shape: ScanShape,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Saved]:
     """One posterior step: (deter, stoch, logits, dense product of the new deter, what the backward step needs)."""
     dtype, hidden = weights.stoch.dtype, weights.stoch.shape[1]
@@ -149,8 +156,16 @@ class Carry(NamedTuple):
 
 
 def backward_step(
-    carry: Carry, grad_deter: Tensor, grad_stoch: Tensor, grad_logits: Tensor, keep: Tensor, previous_deter: Tensor,
-    logits: Tensor, saved: Saved, weights: ScanWeights, shape: ScanShape,
+    carry: Carry,
+    grad_deter: Tensor,
+    grad_stoch: Tensor,
+    grad_logits: Tensor,
+    keep: Tensor,
+    previous_deter: Tensor,
+    logits: Tensor,
+    saved: Saved,
+    weights: ScanWeights,
+    shape: ScanShape,
 ) -> tuple[Carry, Gradients]:
     """The reverse of `forward_step`; no weight gradients here."""
     dtype, hidden = weights.stoch.dtype, weights.stoch.shape[1]
@@ -195,8 +210,14 @@ def backward_step(
 
 
 def weight_gradients(
-    previous_deter: Tensor, previous_stoch: Tensor, deter: Tensor, keep: Tensor, saved: Saved, gradients: Gradients,
-    weights: ScanWeights, shape: ScanShape,
+    previous_deter: Tensor,
+    previous_stoch: Tensor,
+    deter: Tensor,
+    keep: Tensor,
+    saved: Saved,
+    gradients: Gradients,
+    weights: ScanWeights,
+    shape: ScanShape,
 ) -> ScanWeights:
     """Every weight gradient as one product over all T·B rows. Arguments are stacked over time."""
     dtype, hidden, blocks = weights.stoch.dtype, weights.stoch.shape[1], shape.blocks
@@ -252,8 +273,16 @@ class PosteriorScan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, functions: ScanFunctions, shape: ScanShape, deter: Tensor, stoch: Tensor, keep: Tensor,
-        action_part: Tensor, embed_part: Tensor, noise: Tensor, *weight_tuple: Tensor,
+        ctx: Any,
+        functions: ScanFunctions,
+        shape: ScanShape,
+        deter: Tensor,
+        stoch: Tensor,
+        keep: Tensor,
+        action_part: Tensor,
+        embed_part: Tensor,
+        noise: Tensor,
+        *weight_tuple: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         weights = ScanWeights(*weight_tuple)
         initial_deter, initial_stoch = deter, stoch
@@ -285,8 +314,16 @@ class PosteriorScan(torch.autograd.Function):
         collected: list[Gradients] = []
         for t in reversed(range(keep.shape[0])):
             carry, gradients = ctx.functions.backward(
-                carry, grad_deter[t], grad_stoch[t], grad_logits[t], keep[t], previous_deter[t], logits[t],
-                ctx.steps[t], weights, shape,
+                carry,
+                grad_deter[t],
+                grad_stoch[t],
+                grad_logits[t],
+                keep[t],
+                previous_deter[t],
+                logits[t],
+                ctx.steps[t],
+                weights,
+                shape,
             )
             collected.append(gradients)
         stacked = Gradients(*(torch.stack(part[::-1]) for part in zip(*collected, strict=True)))
