@@ -42,6 +42,7 @@ BAD_TRAINING = {
     "negative seed": (["experiment.seed=-1"], ["experiment.seed", "at least 0", "-1"]),
     "negative hyper-parameter": (["workflow.batch_size=-4"], ["workflow.batch_size", "-4"]),
     "text for a number": (["evaluation.episodes=many"], ["evaluation.episodes", "whole number", "many"]),
+    "best of nothing": (["evaluation.select=best"], ["evaluation.select", "checkpoint.best"]),
     "scalar for a section": (["training=3"], ["training", "mapping"]),
     "size without presets": (["size=1m"], ["size", "presets"]),
     "unknown target": (["workflow._target_=rl_lab.workflows.random.RandomWorkflo"], ["_target_", "'RandomWorkflow'"]),

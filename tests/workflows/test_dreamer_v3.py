@@ -16,9 +16,10 @@ from tests.workflows.dreamer_parts import (
 )
 
 from rl_lab.components.representation_learners.rssm import LatentState
+from rl_lab.errors import ConfigError
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import PhaseView
-from rl_lab.workflows.dreamer_v3 import DETER, STOCH
+from rl_lab.workflows.dreamer_v3 import DETER, STOCH, DreamerV3
 
 PHASE = PhaseView("train", "online")
 SIZE_1M = {"deter": 512, "hidden": 64, "groups": 32, "classes": 4, "units": 64, "depth": 4}
@@ -207,3 +208,9 @@ def test_imagined_rollout_ignores_what_it_must_predict():
     right = workflow.imagine(batch, context=3)
     assert (left.imagined["vector"] == right.imagined["vector"]).all()
     assert (left.real["vector"] != right.real["vector"]).any()
+
+
+def test_misspelt_loss_scale_is_refused():
+    """A scale that scales nothing is a mistake of the configuration."""
+    with pytest.raises(ConfigError, match="Did you mean 'dynamics'"):
+        DreamerV3(loss_scales={"dynamic": 0.5})

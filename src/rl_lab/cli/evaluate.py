@@ -8,7 +8,7 @@ import sys
 from rl_lab.cli import arguments
 
 _EXAMPLE = """  rl-lab eval latest
-  rl-lab eval experiments/dreamer_v3_cartpole/2026-01-31_12-00-00-s0 --episodes 100 --seed 1 --json"""
+  rl-lab eval experiments/dreamer_v3_cartpole/20260131-120000-s0 --episodes 100 --seed 1 --json"""
 
 
 def run(argv: list[str]) -> int:

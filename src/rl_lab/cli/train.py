@@ -27,10 +27,9 @@ def run(argv: list[str]) -> int:
     options = parser.parse_intermixed_args(argv)
 
     if options.cfg:
-        from rl_lab.experiment.prepare import prepare
+        from rl_lab.experiment.train import configuration
 
-        prepared = prepare(options.overrides, config_dirs=options.config_dir)
-        sys.stdout.write(prepared.to_yaml())
+        sys.stdout.write(configuration(options.overrides, config_dirs=options.config_dir).to_yaml())
         return 0
     if options.multirun:
         from rl_lab.experiment.sweep import sweep

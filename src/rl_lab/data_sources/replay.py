@@ -62,6 +62,7 @@ class SequenceReplay(DataSource):
         self._capacity, self._storage_kind, self._online = int(capacity), storage, online_queue
         self._prefetch, self._start_after, self._seed = prefetch, start_after, seed
         self._keep_checkpoints = keep_checkpoints
+        self.on_device = storage == "gpu"
 
     # Filling ----------------------------------------------------------------------------------------------------------
 

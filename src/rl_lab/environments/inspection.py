@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rl_lab.environments.factory import build_environment
+from rl_lab.environments.families import family_of
 from rl_lab.environments.runner import EpisodeRunner, SeedPlan
 from rl_lab.environments.settings import EnvironmentSettings
 from rl_lab.errors import EnvironmentFailure, RLLabError
@@ -51,6 +52,7 @@ def _inspect(settings: EnvironmentSettings) -> EnvironmentFacts:
     adapter, repeat = built.adapter, settings.action_repeat
     assert repeat != "auto"
     try:
+        warnings = _look_over(settings) if settings.check else ()
         cost = _step_cost(runner)
     except Exception as error:
         raise _explained(settings, error) from error
@@ -59,8 +61,30 @@ def _inspect(settings: EnvironmentSettings) -> EnvironmentFacts:
     frames = built.frame_limit or getattr(built.env.unwrapped, "max_steps", None)  # MiniGrid limits itself
     limit = ceil(frames / repeat) if isinstance(frames, int) else None
     return EnvironmentFacts(
-        adapter.observation_spec, adapter.action_spec, limit, cost, tuple(adapter.notes), action_repeat=repeat
+        adapter.observation_spec,
+        adapter.action_spec,
+        limit,
+        cost,
+        (*adapter.notes, *warnings),
+        action_repeat=repeat,
     )
+
+
+def _look_over(settings: EnvironmentSettings) -> tuple[str, ...]:
+    """`environment.check`: what is wrong with a user's environment ends the run, what may go wrong becomes a note."""
+    from rl_lab.environments.checker import check_environment
+
+    if family_of(settings.id) is not None:  # those of the known libraries were looked over long ago
+        return ()
+    findings = check_environment(settings, thorough=False)
+    errors = [f"{item.what} {item.fix}".strip() for item in findings if item.severity == "error"]
+    if errors:
+        raise EnvironmentFailure(f"environment.id={settings.id} cannot be trained in: {' '.join(errors)}")
+    warnings: dict[str, str] = {}
+    for item in findings:
+        if item.severity == "warning":
+            warnings.setdefault(item.fix, f"{item.what} {item.fix}".strip())  # the same trouble is told once
+    return tuple(warnings.values())
 
 
 def _explained(settings: EnvironmentSettings, error: Exception) -> RLLabError:

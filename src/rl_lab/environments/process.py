@@ -56,7 +56,8 @@ class WorkerHandle:
         theirs.close()
         self._connection: Connection = Connection(ours.detach())
         self._finalizer = weakref.finalize(self, _kill, self._process)
-        self.send(pickle.dumps((list(sys.path), cloudpickle.dumps({**setup, "slot": slot, "indices": indices}))))
+        content = cloudpickle.dumps({**setup, "slot": slot, "indices": indices})
+        self.send(pickle.dumps((list(sys.path), setup["settings"].module, content)))
 
     def send(self, message: bytes) -> None:
         try:

@@ -49,9 +49,10 @@ class Worker:
         self._connection, self._arrays_fd = connection, arrays_fd
 
     def serve(self) -> None:
-        path, setup = pickle.loads(self._connection.recv_bytes())
+        path, module, setup = pickle.loads(self._connection.recv_bytes())
         sys.path[:] = path
         try:
+            self._import(module)
             self._build(pickle.loads(setup))
         except Exception as error:
             self._report(error)
@@ -87,6 +88,14 @@ class Worker:
 
     def _done(self, answer: Any) -> None:
         self._connection.send_bytes(DONE + pickle.dumps(answer))
+
+    def _import(self, module: str | None) -> None:
+        """The user's module comes first: what was registered there cannot be unpickled without it."""
+        from rl_lab.environments.factory import import_user_module
+        from rl_lab.environments.headless import prepare_rendering
+
+        prepare_rendering()
+        import_user_module(module)
 
     def _build(self, setup: dict[str, Any]) -> None:
         import gymnasium

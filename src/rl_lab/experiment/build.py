@@ -60,8 +60,7 @@ def build(prepared: Prepared, run: RunDirectory) -> Experiment:
 def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experiment:
     config, settings = prepared.config, prepared.settings
     device = resolve_device(settings.experiment.device)
-    images = any(spec.kind == "image" for spec in prepared.facts.observation_spec.values())
-    set_threads(settings.training.threads, device, images=images)
+    set_threads(settings.training.threads, device)
     seed_random(settings.experiment.seed, SEED_DOMAIN)
     model = build_model(config, device)
     sources = build_sources(model, config)

@@ -33,9 +33,10 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype | None:
     return torch.bfloat16 if name == "bfloat16" else None
 
 
-def set_threads(threads: int | str, device: torch.device, *, images: bool) -> None:
-    """Small models on the CPU are slower with several threads than with one; convolutions are not."""
+def set_threads(threads: int | str, device: torch.device) -> None:
+    """`auto` on the CPU is one: small operations gain nothing from more, and threads that wait for a core that an
+    environment or another run holds cost many times what they save."""
     if threads != "auto":
         torch.set_num_threads(int(threads))
-    elif device.type == "cpu" and not images:
+    elif device.type == "cpu":
         torch.set_num_threads(1)

@@ -8,6 +8,7 @@ from typing import Any
 
 from rl_lab.experiment.agent import load_run
 from rl_lab.experiment.build import make_eval_envs
+from rl_lab.experiment.device import set_threads
 from rl_lab.metrics.video import write_video
 from rl_lab.orchestration.evaluation import EvaluationResult, evaluate
 
@@ -57,6 +58,7 @@ def evaluate_run(
     """Play held-out episodes. Without a seed and a number they are those of the run's own final evaluation."""
     loaded = load_run(run, run_root=run_root)
     settings = loaded.settings
+    set_threads(settings.training.threads, loaded.workflow.context.device)
     seed = settings.experiment.seed if seed is None else seed
     episodes = episodes or settings.evaluation.final_episodes or settings.evaluation.episodes
     envs = make_eval_envs(settings, "final", render=video, seed=seed, episodes=episodes)

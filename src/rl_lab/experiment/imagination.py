@@ -11,6 +11,7 @@ from rl_lab.environments import make_vector_env
 from rl_lab.environments.base import VectorEnv
 from rl_lab.errors import ConfigError
 from rl_lab.experiment.agent import load_run
+from rl_lab.experiment.device import set_threads
 from rl_lab.experiment.validation import Settings
 from rl_lab.metrics.imagination import write_imagination
 from rl_lab.metrics.report import write_report
@@ -61,6 +62,7 @@ def imagine_run(
     loaded = load_run(run, run_root=run_root)
     if not can_imagine(loaded.workflow):
         raise ConfigError(f"{loaded.run.path}: the workflow '{loaded.workflow.name}' has no model to imagine with.")
+    set_threads(loaded.settings.training.threads, loaded.workflow.context.device)
     folder = loaded.run.path
     paths = write_run_imagination(loaded.workflow, loaded.settings, folder, context=context, horizon=horizon, seed=seed)
     return [*paths, write_report(folder)]

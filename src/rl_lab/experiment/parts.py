@@ -105,13 +105,6 @@ def build_optimizers(
     return optimizers
 
 
-def trainable(module: Any) -> int:
-    """Trainable parameters; slow copies and buffers are not counted."""
-    if not isinstance(module, nn.Module):
-        return 0
-    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-
-
 def parameter_counts(components: Mapping[str, Any], controllers: Mapping[str, Any]) -> dict[str, int]:
     """Trainable parameters by part; one that two parts share counts for the first."""
     counts: dict[str, int] = {}

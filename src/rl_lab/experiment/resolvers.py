@@ -1,4 +1,4 @@
-"""Arithmetic in YAML: `${add:${deter},${mul:${groups},${classes}}}`."""
+"""Arithmetic in YAML, `${add:${deter},${mul:${groups},${classes}}}`, and sizes, `${preset:units,256}`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+
+
+def _preset(name: str, default: Any, *, _root_: DictConfig) -> Any:
+    """A value of the preset that `size` picks; the default where the experiment has no presets.
+
+    A part asks for its own sizes, so that another part can take its place without them.
+    """
+    presets = _root_.get("presets")
+    return presets[_root_.size].get(name, default) if presets else default
+
 
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "add": lambda *values: sum(values),
@@ -20,6 +30,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "len": lambda value: len(value),
     "if": lambda condition, yes, no: yes if condition else no,
     "eq": lambda left, right: left == right,
+    "preset": _preset,
 }
 
 

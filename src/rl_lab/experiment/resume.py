@@ -51,7 +51,7 @@ class Resumption:
         )
 
 
-def prepare_resume(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> Resumption:
+def prepare_resume(overrides: Sequence[str]) -> Resumption:
     """Find the run that `training.resume_path` names and check the other overrides."""
     given = {override.key_or_group: override.value() for override in parse_overrides(overrides)}
     run_root = str(given.pop("run_root", "experiments"))

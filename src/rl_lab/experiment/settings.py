@@ -39,7 +39,7 @@ class TrainingSettings:
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     """What happens when a loss is NaN or infinite."""
     threads: int | Literal["auto"] = _number("auto", minimum=1)
-    """CPU threads of torch; `auto`: 1 on the CPU without images, else torch's own choice."""
+    """CPU threads of torch; `auto`: 1 on the CPU, torch's own choice beside a GPU."""
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,27 @@ def train(overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = ()) ->
     return run_training(overrides, config_dirs=config_dirs).code
 
 
+def configuration(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> Prepared:
+    """What `train` would run with: the composed configuration, or that of the run to go on with."""
+    if _resumes(overrides):
+        return prepare_resume(overrides).prepared
+    return prepare(overrides, config_dirs=config_dirs)
+
+
 def run_training(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> Outcome:
-    given = {override.key_or_group: override.value() for override in parse_overrides(overrides)}
-    if given.get(RESUME_KEY) is not None:
-        resumption = prepare_resume(overrides, config_dirs=config_dirs)
+    if _resumes(overrides):
+        resumption = prepare_resume(overrides)
         return _go(resumption.prepared, resumption.run, overrides, resumption)
     prepared = prepare(overrides, config_dirs=config_dirs)
     settings = prepared.settings.experiment
     assert settings.name is not None
     run = RunDirectory.create(prepared.config["run_root"], settings.name, settings.seed)
     return _go(prepared, run, overrides, None)
+
+
+def _resumes(overrides: Sequence[str]) -> bool:
+    given = {override.key_or_group: override.value() for override in parse_overrides(overrides)}
+    return given.get(RESUME_KEY) is not None
 
 
 def _go(prepared: Prepared, run: RunDirectory, overrides: Sequence[str], resumption: Resumption | None) -> Outcome:

@@ -59,6 +59,10 @@ def validate_settings(config: Mapping[str, Any]) -> Settings:
         raise ConfigError(f"run_root must be a folder, got {config.get('run_root')!r}.")
     sections: dict[str, Any] = {name: section_from(name, config.get(name), cls) for name, cls in SECTIONS.items()}
     resolve_device(sections["experiment"].device)
+    if sections["evaluation"].select == "best" and sections["checkpoint"].best is None:
+        raise ConfigError(
+            "evaluation.select=best needs checkpoint.best, the metric that the best is chosen by (eval/return_mean)."
+        )
     environment = _mapping("environment", config.get("environment"))
     return Settings(**sections, environment=EnvironmentSettings.from_mapping(environment))
 

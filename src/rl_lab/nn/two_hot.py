@@ -17,6 +17,7 @@ class TwoHot(nn.Module):
     """
 
     bins: Tensor
+    edges: Tensor
 
     def __init__(self, bins: int = 255, limit: float = 20.0) -> None:
         super().__init__()
@@ -29,6 +30,8 @@ class TwoHot(nn.Module):
         values = torch.cat([negative, -negative[:-1].flip(0)]).float()
         self.largest = float(values[-1])
         self.register_buffer("bins", values, persistent=False)  # rebuilt from the settings, so not saved
+        # A buffer of its own: on CUDA, Inductor's bucketize ignores the offset of a sliced view.
+        self.register_buffer("edges", values[1:-1].clone(), persistent=False)
 
     @property
     def size(self) -> int:
@@ -45,7 +48,7 @@ class TwoHot(nn.Module):
         """Cross-entropy with the two-hot encoding of `target`, which is not materialised and gets no gradient."""
         logits = at_least_float32(logits)
         target = target.detach().to(logits.dtype).clamp(-self.largest, self.largest)
-        lower = torch.bucketize(target.contiguous(), self.bins[1:-1].to(logits.dtype), right=True)
+        lower = torch.bucketize(target.contiguous(), self.edges.to(logits.dtype), right=True)
         neighbours = torch.stack([lower, lower + 1], -1)
         ends = self.bins[neighbours]
         upper_mass = (target - ends[..., 0]) / (ends[..., 1] - ends[..., 0])

@@ -22,6 +22,7 @@ from rl_lab.components.decoders import MultiKeyDecoder
 from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
 from rl_lab.components.representation_learners.rssm import BlockRSSM, LatentState
 from rl_lab.components.return_computers import lambda_returns
+from rl_lab.errors import ConfigError, nearest
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.capture import CapturedStep, compile_block
 from rl_lab.nn.distributions import categorical_kl
@@ -42,14 +43,10 @@ from rl_lab.workflows.context import PhaseView, WorkflowContext
 
 DETER, STOCH = "latent.deter", "latent.stoch"  # the fields that keep the latent state of each record
 
-COMPILED_PIECES = (
-    "_encode",
-    "_prediction_losses",
-    "_judge",
-    "_evaluate_critic",
-    "_actor_critic_losses",
-    "_replayed_value_loss",
-)
+LOSS_SCALES = {
+    "observation": 1.0, "reward": 1.0, "continue": 1.0, "dynamics": 1.0, "representation": 0.1,
+    "policy": 1.0, "value": 1.0, "replay_value": 0.3,
+}  # fmt: skip
 
 Losses = dict[str, Tensor]
 
@@ -88,10 +85,10 @@ class DreamerV3(Workflow):
         self.batch_size, self.sequence_length, self.train_ratio = batch_size, sequence_length, train_ratio
         self.horizon, self.lambda_, self.free_nats = horizon, lambda_, free_nats
         self.entropy_scale, self.slow_value_scale = entropy_scale, slow_value_scale
-        self.loss_scales = {
-            "observation": 1.0, "reward": 1.0, "continue": 1.0, "dynamics": 1.0, "representation": 0.1,
-            "policy": 1.0, "value": 1.0, "replay_value": 0.3, **(loss_scales or {}),
-        }  # fmt: skip
+        for name in loss_scales or {}:
+            if name not in LOSS_SCALES:
+                raise ConfigError(f"loss_scales.{name}: there is no such loss.{nearest(name, LOSS_SCALES)}")
+        self.loss_scales = LOSS_SCALES | dict(loss_scales or {})
 
     def _bind_context(self, context: WorkflowContext) -> None:
         self.encoder = context.component("encoder", nn.Module)

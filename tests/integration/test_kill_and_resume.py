@@ -1,0 +1,118 @@
+"""A run that is killed with SIGKILL at a random moment and resumed equals the run that was never killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SMALL_DREAMER = (
+    "+experiment=dreamer_v3", "size=tiny", "workflow.batch_size=4", "workflow.sequence_length=8", "workflow.horizon=4",
+    "workflow.train_ratio=8", "evaluation.episodes=2", "evaluation.num_envs=2", "evaluation.video=false",
+    "evaluation.imagination=false", "logging.console=off", "logging.tensorboard=false", "experiment.device=cpu",
+)  # fmt: skip
+CARTPOLE = ("environment.id=CartPole-v1", "environment.num_envs=2", "training.total_timesteps=400")
+CARTPOLE_CLOCKS = ("logging.every=20", "checkpoint.every=60", "evaluation.every=150")
+SLOW_CLOCKS = ("logging.every=10", "checkpoint.every=30", "evaluation.every=100", "training.total_timesteps=160")
+DISK = ("data_sources.replay.storage=disk",)
+ONE_STEP = ("environment.num_envs=1",)
+
+
+def command(*overrides: str) -> list[str]:
+    return [sys.executable, "-m", "rl_lab", "train", *overrides]
+
+
+def run_folder(root: Path) -> Path | None:
+    folders = [path.parent for path in root.glob("*/*/run.json")]
+    assert len(folders) <= 1, "a resumed run goes on in its own folder"
+    return folders[0] if folders else None
+
+
+def rows(run: Path) -> list[dict]:
+    """metrics.jsonl without what the clock decides."""
+    kept = []
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        kept.append({key: value for key, value in row.items() if key != "wall_s" and not key.startswith("time/")})
+    return kept
+
+
+def train(*overrides: str) -> None:
+    result = subprocess.run(command(*overrides), capture_output=True, text=True, timeout=3000)
+    assert result.returncode == 0, result.stderr[-2000:]
+
+
+def train_with_kills(root: Path, overrides: tuple[str, ...], kills: int, longest: float, chance: random.Random) -> int:
+    """Kill the run at random moments, resuming it each time; returns how many kills hit it alive."""
+    hits = 0
+    for attempt in range(kills + 1):
+        run = run_folder(root)
+        start = command(f"training.resume_path={run}") if run else command(*overrides, f"run_root={root}")
+        process = subprocess.Popen(start, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        if attempt < kills:
+            if run is None:  # the moment counts from the run's first sign of life, not from Python's start
+                while run_folder(root) is None and process.poll() is None:
+                    time.sleep(0.02)
+            time.sleep(chance.uniform(0.0, longest))
+            if process.poll() is None:
+                hits += 1
+                os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            continue
+        output, _ = process.communicate(timeout=3000)
+        finished = run is not None and json.loads((run / "run.json").read_text())["status"] == "completed"
+        assert process.returncode == 0 or finished, output.decode()[-2000:]
+    return hits
+
+
+def check(tmp_path: Path, overrides: tuple[str, ...], *, kills: int, longest: float, seed: int) -> None:
+    train(*overrides, f"run_root={tmp_path / 'whole'}")
+    whole = run_folder(tmp_path / "whole")
+    assert whole is not None
+    expected = rows(whole)
+    assert any("train/loss/total" in row for row in expected), "the run must have learned something"
+    assert any("eval/return_mean" in row for row in expected)
+    hits = train_with_kills(tmp_path / "killed", overrides, kills, longest, random.Random(seed))
+    killed = run_folder(tmp_path / "killed")
+    assert killed is not None
+    assert hits >= 1
+    assert rows(killed) == expected
+    assert json.loads((killed / "run.json").read_text())["status"] == "completed"
+
+
+def test_cartpole_killed_twice(tmp_path):
+    """The short version: CartPole, RAM replay, in-process environments."""
+    overrides = (*SMALL_DREAMER, *CARTPOLE, *CARTPOLE_CLOCKS, "training.total_timesteps=240")
+    check(tmp_path, overrides, kills=2, longest=6.0, seed=0)
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("storage", [(), DISK], ids=["ram", "disk"])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        (*CARTPOLE, *CARTPOLE_CLOCKS),
+        (*CARTPOLE, *CARTPOLE_CLOCKS, "environment.backend=process"),
+        ("environment.id=dm_control/cartpole-swingup-v0", "environment.time_limit=200", *ONE_STEP, *SLOW_CLOCKS),
+        ("environment.id=ALE/Pong-v5", "environment.time_limit=400", *ONE_STEP, *SLOW_CLOCKS),
+        ("environment.id=CarRacing-v3", "environment.time_limit=60", *ONE_STEP, *SLOW_CLOCKS),
+    ],
+    ids=["cartpole", "cartpole-workers", "dmc", "pong", "car-racing"],
+)
+def test_every_family(tmp_path, environment, storage):
+    """Each environment family with both kinds of replay."""
+    check(tmp_path, (*SMALL_DREAMER, *environment, *storage), kills=2, longest=12.0, seed=1)
+
+
+@pytest.mark.learning
+def test_twenty_random_moments(tmp_path):
+    """Twenty kills of one CartPole run, one after the other."""
+    overrides = (*SMALL_DREAMER, *CARTPOLE, *CARTPOLE_CLOCKS, "training.total_timesteps=1500")
+    check(tmp_path, overrides, kills=20, longest=9.0, seed=2)
