@@ -10,6 +10,7 @@ from rl_lab.components.actions import ActionCodec
 from rl_lab.components.controllers.critics import SlowTarget
 from rl_lab.errors import ConfigError
 from rl_lab.metrics.values import Metrics
+from rl_lab.nn.math import one_hot
 from rl_lab.nn.optimizers import LaProp
 from rl_lab.records import BatchSpec, Observation, SequenceBatch
 from rl_lab.workflows.base import AgentState, Mode, Workflow
@@ -43,7 +44,7 @@ class TinyQ(Workflow):
         if mode == "train":  # torch's own random stream is saved with the run
             explores = torch.rand(len(values), 1, device=values.device) < self.epsilon
             values = torch.where(explores, torch.rand_like(values), values)
-        action = nn.functional.one_hot(values.argmax(-1), values.shape[-1])
+        action = one_hot(values.argmax(-1), values.shape[-1])
         return self.codec.decode(action).cpu().numpy(), state
 
     # Learning ---------------------------------------------------------------------------------------------------------

@@ -310,7 +310,7 @@ class Orchestrator:
             raise ConfigError(
                 f"checkpoint.best is '{name}', which no evaluation reports: use one of {', '.join(metrics)}."
             )
-        if self._best_score is None or metrics[name] > self._best_score:
+        if self._best_score is None or metrics[name] >= self._best_score:  # of equals the later
             self._best_score = metrics[name]
             self.checkpoints.save_best(self._clock, agent_state(self.workflow, self.context), metrics[name])
 

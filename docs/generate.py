@@ -1,0 +1,177 @@
+"""Writes the parts of the documentation that come from elsewhere: settings, tuned values, results.
+
+python docs/generate.py rewrites what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from rl_lab.environments.settings import AtariSettings, EnvironmentSettings
+from rl_lab.experiment.config import compose
+from rl_lab.experiment.registry import OWN_CONFIGS
+from rl_lab.experiment.settings import SECTIONS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> None:
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(filled(text), encoding="utf-8")
+
+
+def filled(text: str) -> str:
+    """The text with every marked part written anew."""
+    for name, content in contents().items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        if begin in text:
+            before, _, rest = text.partition(begin)
+            text = f"{before}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def contents() -> dict[str, str]:
+    """Every part that can be marked, by name."""
+    sections: dict[str, type] = {**SECTIONS, "environment": EnvironmentSettings, "atari": AtariSettings}
+    parts = {f"settings {name}": settings_table(cls) for name, cls in sections.items()}
+    parts |= {"scores": scores_table(ROOT / "results"), "speed": speed_table(ROOT / "results" / "speed")}
+    return parts | {"cartpole": differences_table("dreamer_v3", "dreamer_v3_cartpole")}
+
+
+# Settings -------------------------------------------------------------------------------------------------------------
+
+
+def settings_table(cls: type) -> str:
+    """Key, default and meaning of every field of a settings class."""
+    docs = _field_docs(cls)
+    rows = [[f"`{item.name}`", f"`{default_text(item)}`", docs.get(item.name, "")] for item in fields(cls)]
+    return _table(["Key", "Default", "Meaning"], rows)
+
+
+def default_text(item: Field[Any]) -> str:
+    """The default as YAML writes it."""
+    if item.default is MISSING and item.default_factory is MISSING:
+        return "(required)"
+    value = item.default if item.default is not MISSING else {}
+    return json.dumps(value).strip('"')
+
+
+def _field_docs(cls: type) -> dict[str, str]:
+    """The string that stands under each field."""
+    body = ast.parse(inspect.getsource(cls)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs = {}
+    for field, following in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+        ):
+            docs[field.target.id] = " ".join(str(following.value.value).split()).replace("|", "\\|")
+    return docs
+
+
+def differences_table(general: str, tuned: str) -> str:
+    """The values that a tuned experiment's own file sets, beside those of the general one."""
+    own = yaml.safe_load((OWN_CONFIGS / "experiment" / f"{tuned}.yaml").read_text(encoding="utf-8"))
+    own.pop("defaults")
+    before, after = (compose([f"+experiment={name}", "experiment.device=cpu"]) for name in (general, tuned))
+    rows = []
+    for key in _leaves(own):
+        values = [OmegaConf.select(config, key) for config in (before, after)]
+        rows.append([f"`{key}`", *(f"`{'null' if value is None else value}`" for value in values)])
+    return _table(["Setting", f"`{general}`", f"`{tuned}`"], rows)
+
+
+def _leaves(node: dict[str, Any], place: str = "") -> list[str]:
+    found: list[str] = []
+    for key, value in node.items():
+        found += _leaves(value, f"{place}{key}.") if isinstance(value, dict) else [f"{place}{key}"]
+    return found
+
+
+# Results --------------------------------------------------------------------------------------------------------------
+
+
+def scores_table(folder: Path) -> str:
+    """One row for each file that `rl-lab reproduce` wrote."""
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        runs, protocol = result["rows"], result["protocol"]
+        low, high = result["ci95"]
+        rows.append(
+            [
+                f"`{result['experiment']}`" + "".join(f" `{override}`" for override in result["overrides"]),
+                protocol["environment"],
+                f"{runs[0]['env_steps']:,}",
+                f"{result['iqm']:.1f} [{low:.1f}, {high:.1f}]",
+                ", ".join(f"{run['return_mean']:.1f}" for run in runs),
+                str(protocol["episodes"]),
+                f"{median(run['wall_s'] for run in runs) / 60:.1f} min",
+                str(runs[0]["device"]),
+            ]
+        )
+    if not rows:
+        return "No scores are recorded yet: `rl-lab reproduce` writes them."
+    head = [
+        "Experiment",
+        "Environment",
+        "Env steps",
+        "IQM [95 %]",
+        "Return of each seed",
+        "Episodes a seed",
+        "Time a seed",
+        "Device",
+    ]
+    return _table(head, rows)
+
+
+def speed_table(folder: Path) -> str:
+    """One row for each file that benchmarks/dreamer_v3_update.py wrote."""
+    rows = []
+    for path in sorted(folder.glob("*.json"), key=_by_number):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if "ms_per_update" not in result:
+            continue
+        batch, length = result["batch"]
+        rows.append(
+            [
+                result["size"],
+                result["observation"],
+                f"{batch} × {length}",
+                result["device"],
+                f"{result['ms_per_update']:.1f} ms",
+                f"{result['kernels_per_update']:,}" if "kernels_per_update" in result else "",
+                f"{result['warmup_s']:.0f} s",
+                f"{result['peak_gpu_mb']:,.0f} MiB" if "peak_gpu_mb" in result else "",
+            ]
+        )
+    if not rows:
+        return "No speed is recorded yet."
+    return _table(["Size", "Observation", "Batch", "Device", "Update", "Kernels", "Warm-up", "Peak GPU memory"], rows)
+
+
+def _by_number(path: Path) -> list[int | str]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.stem)]
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    main()
