@@ -90,7 +90,7 @@ def differences_table(general: str, tuned: str) -> str:
     before, after = (compose([f"+experiment={name}", "experiment.device=cpu"]) for name in (general, tuned))
     rows = []
     for key in _leaves(own):
-        values = [OmegaConf.select(config, key) for config in (before, after)]
+        values = [OmegaConf.select(config, key, default="(default)") for config in (before, after)]
         rows.append([f"`{key}`", *(f"`{'null' if value is None else value}`" for value in values)])
     return _table(["Setting", f"`{general}`", f"`{tuned}`"], rows)
 

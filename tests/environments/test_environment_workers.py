@@ -137,6 +137,7 @@ def test_workers_do_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     assert len(workers) == 2
     for pid in workers:
         os.kill(pid, signal.SIGINT)  # what Ctrl-C sends to everyone: workers leave it to the parent
+        os.kill(pid, signal.SIGTERM)  # and so does a scheduler that ends a job
     time.sleep(0.3)
     assert all(_alive(pid) for pid in workers)
     parent.kill()

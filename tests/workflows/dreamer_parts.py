@@ -29,6 +29,8 @@ def make_dreamer(
     *,
     sizes: dict[str, int] = SMALL,
     lr: float = 1e-3,
+    device: str = "cpu",
+    compile_: bool = False,
     **hyperparameters,
 ) -> DreamerV3:
     torch.manual_seed(0)
@@ -47,11 +49,11 @@ def make_dreamer(
     }  # fmt: skip
     controllers = {"policy": make_actor(action=action, **size), "critic": TwoHotCritic(**size)}
     modules = [*components.values(), *controllers.values()]
-    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
+    parameters = [p for module in modules for p in module.to(device).parameters() if p.requires_grad]
     context = WorkflowContext(
-        config={}, device=torch.device("cpu"), seed=0, observation_spec=observation, action_spec=action,
+        config={}, device=torch.device(device), seed=0, observation_spec=observation, action_spec=action,
         components=components, controllers=ControllerManager(controllers),
-        optimizers={"main": LaProp(parameters, lr=lr, warmup=0)},
+        optimizers={"main": LaProp(parameters, lr=lr, warmup=0)}, compile=compile_,
     )  # fmt: skip
     workflow = DreamerV3(**({"batch_size": 3, "sequence_length": 6, "horizon": 4} | hyperparameters))
     workflow.initialize(context)

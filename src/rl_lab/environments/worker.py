@@ -25,7 +25,8 @@ OK, DONE, FAILED, FATAL = b"k", b"d", b"f", b"x"
 
 def main(connection_fd: int, arrays_fd: int, trace_fd: int) -> None:
     """Serve until the parent closes the connection, says so, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group, they are the parent's to handle
+        signal.signal(number, signal.SIG_IGN)
     faulthandler.enable(trace_fd)
     faulthandler.register(signal.SIGUSR1, trace_fd, all_threads=False)  # asked for when this worker seems to hang
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
