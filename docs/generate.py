@@ -1,4 +1,4 @@
-"""Writes the parts of the documentation that come from elsewhere: settings, tuned values, results.
+"""Writes the parts of the documentation that come from elsewhere: settings, an experiment, results.
 
 python docs/generate.py rewrites what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
 """
@@ -10,15 +10,12 @@ import inspect
 import json
 import re
 from dataclasses import MISSING, Field, fields
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import yaml
-from omegaconf import OmegaConf
-
 from rl_lab.environments.settings import AtariSettings, EnvironmentSettings
-from rl_lab.experiment.config import compose
 from rl_lab.experiment.registry import OWN_CONFIGS
 from rl_lab.experiment.settings import SECTIONS
 
@@ -41,12 +38,13 @@ def filled(text: str) -> str:
     return text
 
 
+@cache
 def contents() -> dict[str, str]:
     """Every part that can be marked, by name."""
     sections: dict[str, type] = {**SECTIONS, "environment": EnvironmentSettings, "atari": AtariSettings}
     parts = {f"settings {name}": settings_table(cls) for name, cls in sections.items()}
     parts |= {"scores": scores_table(ROOT / "results"), "speed": speed_table(ROOT / "results" / "speed")}
-    return parts | {"cartpole": differences_table("dreamer_v3", "dreamer_v3_cartpole")}
+    return parts | {"cartpole": experiment_file("dreamer_v3_cartpole")}
 
 
 # Settings -------------------------------------------------------------------------------------------------------------
@@ -83,23 +81,10 @@ def _field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def differences_table(general: str, tuned: str) -> str:
-    """The values that a tuned experiment's own file sets, beside those of the general one."""
-    own = yaml.safe_load((OWN_CONFIGS / "experiment" / f"{tuned}.yaml").read_text(encoding="utf-8"))
-    own.pop("defaults")
-    before, after = (compose([f"+experiment={name}", "experiment.device=cpu"]) for name in (general, tuned))
-    rows = []
-    for key in _leaves(own):
-        values = [OmegaConf.select(config, key, default="(default)") for config in (before, after)]
-        rows.append([f"`{key}`", *(f"`{'null' if value is None else value}`" for value in values)])
-    return _table(["Setting", f"`{general}`", f"`{tuned}`"], rows)
-
-
-def _leaves(node: dict[str, Any], place: str = "") -> list[str]:
-    found: list[str] = []
-    for key, value in node.items():
-        found += _leaves(value, f"{place}{key}.") if isinstance(value, dict) else [f"{place}{key}"]
-    return found
+def experiment_file(name: str) -> str:
+    """An experiment as its file has it."""
+    text = (OWN_CONFIGS / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+    return f"```yaml\n{text}```"
 
 
 # Results --------------------------------------------------------------------------------------------------------------
@@ -112,12 +97,14 @@ def scores_table(folder: Path) -> str:
         result = json.loads(path.read_text(encoding="utf-8"))
         runs, protocol = result["rows"], result["protocol"]
         low, high = result["ci95"]
+        interval = f" [{low:.1f}, {high:.1f}]" if len(runs) > 1 else ""
+        shown = [line for line in result["overrides"] if not line.startswith("logging.")]
         rows.append(
             [
-                f"`{result['experiment']}`" + "".join(f" `{override}`" for override in result["overrides"]),
+                " ".join(f"`{word}`" for word in [result["experiment"], *shown]),
                 protocol["environment"],
                 f"{runs[0]['env_steps']:,}",
-                f"{result['iqm']:.1f} [{low:.1f}, {high:.1f}]",
+                f"{result['iqm']:.1f}{interval}",
                 ", ".join(f"{run['return_mean']:.1f}" for run in runs),
                 str(protocol["episodes"]),
                 f"{median(run['wall_s'] for run in runs) / 60:.1f} min",

@@ -126,7 +126,7 @@ class ToyWorkflow(Workflow):
         self.jump_at: dict[int, str] = {}
 
     def _bind_context(self, context: WorkflowContext) -> None:
-        self.layer = context.component("layer")
+        self.layer = context.component("layer", nn.Linear)
 
     def act(self, observation, state, *, mode="eval"):
         count = len(observation["vector"])
