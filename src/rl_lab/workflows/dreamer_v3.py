@@ -151,7 +151,8 @@ class DreamerV3(Workflow):
 
     def _stored(self, latent: LatentState) -> dict[str, Tensor]:
         choice = latent.stoch.unflatten(-1, (self.rssm.groups, self.rssm.classes)).argmax(-1)
-        return {DETER: latent.deter.half(), STOCH: choice.to(torch.uint8)}
+        # A batch that gave NaN must not leave it in the replay: from zeros the next visit starts afresh.
+        return {DETER: latent.deter.nan_to_num(0.0).half(), STOCH: choice.to(torch.uint8)}
 
     # Learning ---------------------------------------------------------------------------------------------------------
 
