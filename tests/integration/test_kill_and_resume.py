@@ -123,5 +123,5 @@ def test_every_family(tmp_path, environment, storage):
 @pytest.mark.learning
 def test_twenty_random_moments(tmp_path):
     """Twenty kills of one CartPole run, one after the other, each of them in mid-run."""
-    overrides = (*SMALL_DREAMER, *CARTPOLE, *CARTPOLE_CLOCKS, "training.total_timesteps=6000", "evaluation.every=1500")
+    overrides = (*SMALL_DREAMER, *CARTPOLE, *CARTPOLE_CLOCKS, "training.total_timesteps=9000", "evaluation.every=3000")
     check(tmp_path, overrides, kills=20, longest=3.0, seed=2, least_hits=20)
