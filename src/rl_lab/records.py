@@ -80,6 +80,7 @@ class CollectResult:
     blocks: list[RecordBlock]
     env_steps: int
     episodes: list[EpisodeSummary] = field(default_factory=list)
+    following: VectorStep | None = None  # what the agent acts on next: the successor of the newest records
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,58 @@ class SequenceBatch:
     is_terminal: Tensor
     extras: dict[str, Tensor] = field(default_factory=dict)  # stored latents and the like: [batch, time, ...]
     indices: Tensor | None = None  # [batch, time] int64 record ids, for DataSource.update
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """Consecutive decisions of every environment, time-major, and what followed each of them.
+
+    Here `reward[t]`, `is_last[t]` and `is_terminal[t]` belong to the successor of decision t: the record that a replay
+    would keep after it. A rollout may span episodes: where `is_last[t]`, decision t + 1 begins another one, and the
+    last observation of a truncated episode stands in `cut`.
+    """
+
+    number: int  # of the run's rollouts
+    observation: dict[str, Tensor]  # each [time, env, ...]: what the agent saw
+    action: Tensor  # [time, env, *action]: what it did then
+    is_first: Tensor  # [time, env] bool
+    reward: Tensor  # [time, env] float32: what it got for it
+    is_last: Tensor
+    is_terminal: Tensor
+    following: dict[str, Tensor]  # [env, ...] the observation after the last decision
+    following_first: Tensor  # [env] bool: it begins an episode
+    cut: dict[str, Tensor]  # [cuts, ...] the true last observations of truncated episodes
+    cut_indices: Tensor  # [cuts] int64: the decisions that led there, as time·envs + env
+    extras: dict[str, Tensor] = field(default_factory=dict)  # [time, env, ...]
+
+
+@dataclass(frozen=True)
+class RolloutBatch:
+    """A minibatch: some decisions of a rollout, each once in every epoch."""
+
+    rollout: Rollout
+    indices: Tensor  # [batch, sequence] int64: decisions in a row, as time·envs + env
+    epoch: int
+    is_final: bool  # the last minibatch of this rollout
+
+    @property
+    def observation(self) -> dict[str, Tensor]:
+        return self.rollout.observation
+
+    @property
+    def action(self) -> Tensor:
+        return self.rollout.action
+
+    @property
+    def reward(self) -> Tensor:
+        return self.rollout.reward
+
+    @property
+    def extras(self) -> dict[str, Tensor]:
+        return self.rollout.extras
+
+
+Batch = SequenceBatch | RolloutBatch
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from rl_lab.records import BatchSpec, FieldSpec, RecordBlock, SequenceBatch
+from rl_lab.records import Batch, BatchSpec, FieldSpec, RecordBlock, VectorStep
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,15 @@ class DataSource(ABC):
     def add(self, block: RecordBlock) -> None:
         """Take over one record of some environments. A field that the block lacks is stored as zeros."""
 
+    def follow(self, step: VectorStep) -> None:  # noqa: B027
+        """Told after a decision's blocks what the agent acts on next, for sources that need each record's successor."""
+
     @abstractmethod
     def ready(self, spec: BatchSpec) -> bool:
         """Whether `sample(spec)` can be answered now."""
 
     @abstractmethod
-    def sample(self, spec: BatchSpec) -> SequenceBatch: ...
+    def sample(self, spec: BatchSpec) -> Batch: ...
 
     def update(self, indices: Tensor | np.ndarray, fields: Mapping[str, Tensor | np.ndarray]) -> None:
         """Write fields of stored records anew (latents, priorities, re-analysed targets); gone ids are skipped."""

@@ -24,6 +24,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "mul": lambda *values: math.prod(values),
     "div": lambda left, right: left / right,
     "floordiv": lambda left, right: left // right,
+    "ceildiv": lambda left, right: -(-left // right),
     "max": lambda *values: max(values),
     "min": lambda *values: min(values),
     "int": lambda value: int(value),

@@ -170,6 +170,29 @@ class BoundedNormal:
         return self.mean
 
 
+class DiagonalNormal:
+    """A plain normal with a given mean and log-deviation: the policy of policy-gradient methods."""
+
+    noise: ClassVar[NoiseKind] = "normal"
+
+    def __init__(self, mean: Float[Tensor, "*lead size"], log_std: Float[Tensor, " size"]) -> None:
+        self.mean, self.log_std = at_least_float32(mean), log_std
+
+    def log_prob(self, value: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead"]:
+        scaled = (value - self.mean) * torch.exp(-self.log_std)
+        return -0.5 * scaled.square().sum(-1) - (self.log_std + HALF_LOG_TWO_PI).sum()
+
+    def entropy(self) -> Float[Tensor, "*lead"]:
+        return (self.log_std + (0.5 + HALF_LOG_TWO_PI)).sum().expand(self.mean.shape[:-1])
+
+    def sample(self, noise: Float[Tensor, "*lead size"] | None = None) -> Float[Tensor, "*lead size"]:
+        noise = torch.randn_like(self.mean) if noise is None else noise
+        return torch.addcmul(self.mean, torch.exp(self.log_std), noise)
+
+    def mode(self) -> Float[Tensor, "*lead size"]:
+        return self.mean
+
+
 class TanhNormal:
     """Dreamer V1: tanh of a normal with mean 5·tanh(m/5) and deviation softplus(s + offset) + 1e-4.
 

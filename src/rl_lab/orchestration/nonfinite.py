@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -15,7 +15,7 @@ from rl_lab.errors import ConfigError, NonFiniteError, nearest
 from rl_lab.metrics.values import Metrics, TensorMetrics
 from rl_lab.orchestration.randomness import forked_random
 from rl_lab.orchestration.run_directory import RunDirectory
-from rl_lab.records import SequenceBatch
+from rl_lab.records import Batch
 from rl_lab.workflows.base import Workflow
 
 Policy = Literal["stop", "skip", "rollback"]
@@ -46,7 +46,7 @@ class NonFiniteGuard:
         self.skipped = 0
         self.rollbacks = 0
 
-    def handle(self, metric: str, batch: SequenceBatch | None, *, updates: int, env_steps: int) -> Policy:
+    def handle(self, metric: str, batch: Batch | None, *, updates: int, env_steps: int) -> Policy:
         """Report a bad value; returns what is to be done, or raises where the run is to stop."""
         if self.policy == "skip" and self.skipped >= MAX_REPORTS:
             self.skipped += 1
@@ -73,12 +73,11 @@ class NonFiniteGuard:
             " updates out, =rollback goes back to the last checkpoint."
         )
 
-    def _save_batch(self, batch: SequenceBatch, updates: int) -> Path:
+    def _save_batch(self, batch: Batch, updates: int) -> Path:
         folder = self._run.path / "nonfinite"
         folder.mkdir(exist_ok=True)
         path = folder / f"batch-{updates}.pt"
-        values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-        torch.save({name: _to_cpu(value) for name, value in values.items()}, path)
+        torch.save(_to_cpu(batch), path)
         return path
 
     def state_dict(self) -> dict[str, int]:
@@ -90,8 +89,11 @@ class NonFiniteGuard:
 
 
 def _to_cpu(value: object) -> object:
+    """Tensors and plain containers only, so that the file loads without executing code."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
     if isinstance(value, dict):
         return {name: _to_cpu(part) for name, part in value.items()}
+    if is_dataclass(value):
+        return {field.name: _to_cpu(getattr(value, field.name)) for field in fields(value)}
     return value

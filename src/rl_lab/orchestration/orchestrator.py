@@ -25,7 +25,7 @@ from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.orchestration.run_state import agent_state, gather_state, restore_state, vary_random_streams
 from rl_lab.orchestration.scheduler import Action, PhaseScheduler
 from rl_lab.orchestration.signals import StopSignal
-from rl_lab.records import SequenceBatch
+from rl_lab.records import Batch
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import PhaseView, WorkflowContext
 
@@ -96,7 +96,7 @@ class Orchestrator:
         self._plans_phases = type(workflow).plan_phase is not Workflow.plan_phase
         self._checks_each_update = context.device.type == "cpu"  # elsewhere a check would wait for the device
         self._periodic_envs: VectorEnv | None = context.eval_envs
-        self._batch: SequenceBatch | None = None
+        self._batch: Batch | None = None
         self._best_score: float | None = None
         # The clock counts env steps, and updates in phases that collect nothing: what logs and checkpoints go by.
         self._clock = 0
@@ -175,6 +175,8 @@ class Orchestrator:
                 if source is not None:
                     for block in result.blocks:
                         source.add(block)
+                    if result.following is not None:
+                        source.follow(result.following)
                 advance(action, steps=result.env_steps)
                 self._clock += result.env_steps
                 if result.episodes:

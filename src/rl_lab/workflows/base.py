@@ -13,6 +13,7 @@ from rl_lab.components.controllers.manager import RANDOM_ROLE
 from rl_lab.metrics.values import Metrics
 from rl_lab.records import (
     OBSERVATION_PREFIX,
+    Batch,
     BatchSpec,
     CollectResult,
     EpisodeEnd,
@@ -121,7 +122,7 @@ class Workflow:
         else:
             self._any_first = True
             self._close_episodes(following.ended, result)
-        self._current = following
+        self._current = result.following = following
         return result
 
     def _close_episodes(self, ended: EpisodeEnd, result: CollectResult) -> None:
@@ -172,11 +173,11 @@ class Workflow:
     def log_metrics(self, step: int, writer: MetricsSink) -> None:
         """Write values of the workflow's own when metrics are logged."""
 
-    def batch_losses(self, batch: SequenceBatch) -> Mapping[str, Tensor]:
+    def batch_losses(self, batch: Any) -> Mapping[str, Tensor]:
         """The loss terms of a batch by name, without stepping an optimiser; it lets `diagnose` trace a bad value."""
         raise NotImplementedError(f"{type(self).__name__} does not expose its losses")
 
-    def diagnose(self, batch: SequenceBatch) -> str:
+    def diagnose(self, batch: Batch) -> str:
         """Say which loss and which tensor was the first to be NaN or infinite."""
         return find_nonfinite(self, batch)
 

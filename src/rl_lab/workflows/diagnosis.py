@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from rl_lab.records import SequenceBatch
+    from rl_lab.records import Batch
     from rl_lab.workflows.base import Workflow
 
 
-def find_nonfinite(workflow: Workflow, batch: SequenceBatch) -> str:
+def find_nonfinite(workflow: Workflow, batch: Batch) -> str:
     """One sentence: which loss and which tensor was first. Batch and parameters are looked at before the modules."""
     modules = _named_modules(workflow)
     for name, tensor in _batch_tensors(batch):
@@ -26,7 +26,7 @@ def find_nonfinite(workflow: Workflow, batch: SequenceBatch) -> str:
     return _trace(workflow, batch, modules)
 
 
-def _trace(workflow: Workflow, batch: SequenceBatch, modules: Mapping[str, nn.Module]) -> str:
+def _trace(workflow: Workflow, batch: Batch, modules: Mapping[str, nn.Module]) -> str:
     first: list[str] = []
     handles = []
     for group, module in modules.items():
@@ -65,7 +65,7 @@ def _named_modules(workflow: Workflow) -> dict[str, nn.Module]:
     return {name: module for name, module in named.items() if isinstance(module, nn.Module)}
 
 
-def _batch_tensors(batch: SequenceBatch) -> Iterator[tuple[str, Tensor]]:
+def _batch_tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
     for key, value in batch.observation.items():
         yield f"observation.{key}", value
     yield "action", batch.action
