@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, TypeVar
 
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from rl_lab.errors import ConfigError, nearest
 
@@ -36,20 +35,16 @@ def make_activation(name: str) -> nn.Module:
     return ACTIVATIONS[name]()
 
 
-class OrthogonalHead(nn.Module):
+class OrthogonalHead(nn.Sequential):
     """`layers` times Linear → activation, then a linear output with its own gain. `gain=None`: torch's own weights."""
 
     def __init__(
         self, in_features: int, outputs: int, *, units: int, layers: int, activation: str, gain: float | None
     ) -> None:
-        super().__init__()
         parts: list[nn.Module] = []
         for _ in range(layers):
             linear = nn.Linear(in_features, units)
             parts += [linear if gain is None else orthogonal_(linear), make_activation(activation)]
             in_features = units
         output = nn.Linear(in_features, outputs)
-        self.net = nn.Sequential(*parts, output if gain is None else orthogonal_(output, gain))
-
-    def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
-        return self.net(x)
+        super().__init__(*parts, output if gain is None else orthogonal_(output, gain))

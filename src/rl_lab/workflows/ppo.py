@@ -252,12 +252,11 @@ class PPO(Workflow):
         if self.memory is not None and data.memory is not None:
             features = self.memory.scan(features, data.memory, data.is_first)
         log_prob, entropy = self.policy.evaluate(self.policy(features), data.action)
-        losses, metrics = self.policy_loss(log_prob, data.judgement)
-        mean_entropy = entropy.mean()
-        losses |= {"value": self.value_loss(self.critic(features), data.judgement), "entropy": -mean_entropy}
-        return losses, metrics | {"policy/entropy": mean_entropy}
+        policy_loss, metrics = self.policy_loss(log_prob, data.judgement)
+        value_loss = self.value_loss(self.critic(features), data.judgement)
+        return {"policy": policy_loss, "value": value_loss, "entropy": -entropy.mean()}, metrics
 
-    def policy_loss(self, log_prob: Tensor, old: Judgement) -> tuple[Losses, dict[str, Tensor]]:
+    def policy_loss(self, log_prob: Tensor, old: Judgement) -> tuple[Tensor, dict[str, Tensor]]:
         """-min(ratio·A, clip(ratio)·A): nothing is gained by leaving the trust region."""
         clip = self.clip * self._share_left() if self.anneal_clip else self.clip
         advantage = old.advantage
@@ -266,11 +265,11 @@ class PPO(Workflow):
             advantage = (advantage - mean) / (std + 1e-8)
         log_ratio = log_prob - old.log_prob
         ratio = log_ratio.exp()
-        gain = torch.minimum(advantage * ratio, advantage * ratio.clamp(1.0 - clip, 1.0 + clip))
+        loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1.0 - clip, 1.0 + clip)).mean()
         with torch.no_grad():
-            kl = (ratio - 1.0 - log_ratio).mean()
-            outside = ((ratio - 1.0).abs() > clip).float().mean()
-        return {"policy": -gain.mean()}, {"policy/kl": kl, "policy/clipped": outside}
+            excess = ratio - 1.0
+            metrics = {"kl": (excess - log_ratio).mean(), "clipped": (excess.abs() > clip).float().mean()}
+        return loss, {f"policy/{name}": value for name, value in metrics.items()}
 
     def value_loss(self, value: Tensor, old: Judgement) -> Tensor:
         """The squared error; with `value_clip`, the worse of it and that of a value that moved only so far."""
