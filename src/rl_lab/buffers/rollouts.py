@@ -70,7 +70,11 @@ class RolloutPacker:
                 "episodes ended. Use a replay for anything else."
             )
         terminal = fields["is_terminal"]
-        self._reward[row, envs], self._is_last[row, envs], self._is_terminal[row, envs] = fields["reward"], True, terminal
+        self._reward[row, envs], self._is_last[row, envs], self._is_terminal[row, envs] = (
+            fields["reward"],
+            True,
+            terminal,
+        )
         cut = ~terminal
         if cut.any():
             observation = {name: fields[name][cut] for name in self._keys}
@@ -148,8 +152,8 @@ class RolloutPacker:
             ) from error
         if saved.shape != shape or saved.dtype != np.dtype(self.fields[name].dtype):
             raise CheckpointError(
-                f"{path}: holds {saved.dtype} {saved.shape}, expected {self.fields[name].dtype} {shape}. The checkpoint "
-                "belongs to a run with other observations or another model size."
+                f"{path}: holds {saved.dtype} {saved.shape}, expected {self.fields[name].dtype} {shape}. The "
+                "checkpoint belongs to a run with other observations or another model size."
             )
         return saved
 

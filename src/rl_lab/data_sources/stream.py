@@ -51,9 +51,9 @@ class StreamSource(DataSource):
             return
         if self._packer.full:
             raise DataError(
-                f"The stream's rollout ({self._length} × {self._context.num_envs} decisions) is full and has minibatches "
-                "left, so it takes no more records. Let the update hook follow collect and run once for every minibatch: "
-                "{update: {times: N}} with N = epochs × minibatches, as in experiment/ppo."
+                f"The stream's rollout ({self._length} × {self._context.num_envs} decisions) is full and has "
+                "minibatches left, so it takes no more records. Let the update hook follow collect and run once for "
+                "every minibatch: {update: {times: N}} with N = epochs × minibatches, as in experiment/ppo."
             )
         self._packer.decide(block.fields)
 
@@ -100,9 +100,9 @@ class StreamSource(DataSource):
     def _check(self, spec: BatchSpec) -> None:
         if self._length % spec.sequence_length or spec.context:
             raise DataError(
-                f"The stream's rollouts have {self._length} decisions per environment, and a batch asks for sequences of "
-                f"{spec.sequence_length} after {spec.context} of context. Set workflow.sequence_length to a divisor of "
-                "data_sources.stream.length; streams keep no context."
+                f"The stream's rollouts have {self._length} decisions per environment, and a batch asks for sequences "
+                f"of {spec.sequence_length} after {spec.context} of context. Set workflow.sequence_length to a divisor "
+                "of data_sources.stream.length; streams keep no context."
             )
         self._checked = spec
 

@@ -29,7 +29,9 @@ class ClippedAdam(torch.optim.Optimizer):
     ) -> None:
         first, second = (float(beta) for beta in betas)
         if lr <= 0 or not (0.0 <= first < 1.0 and 0.0 <= second < 1.0):
-            raise ConfigError(f"ClippedAdam: lr={lr}, betas={tuple(betas)}: expected lr > 0 and betas from 0 to below 1.")
+            raise ConfigError(
+                f"ClippedAdam: lr={lr}, betas={tuple(betas)}: expected lr > 0 and betas from 0 to below 1."
+            )
         if clip is not None and clip <= 0:
             raise ConfigError(f"ClippedAdam: clip={clip}: expected a positive number, or null to switch clipping off.")
         super().__init__(params, {"lr": float(lr), "betas": (first, second), "eps": float(eps)})

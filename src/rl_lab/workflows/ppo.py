@@ -84,10 +84,12 @@ class PPO(Workflow):
         parts = context.components
         self.encoder = context.component("encoder", nn.Module)
         self.memory = context.component("memory", GRUMemory) if "memory" in parts else None
-        normalizers = {"observation_normalizer": ObservationNormalizer, "reward_normalizer": RewardNormalizer}
-        chosen = {name: context.component(name, kind) for name, kind in normalizers.items() if name in parts}
-        self.observation_normalizer: Any = chosen.get("observation_normalizer")
-        self.reward_normalizer: Any = chosen.get("reward_normalizer")
+        self.observation_normalizer: ObservationNormalizer | None = None
+        if "observation_normalizer" in parts:
+            self.observation_normalizer = context.component("observation_normalizer", ObservationNormalizer)
+        self.reward_normalizer: RewardNormalizer | None = None
+        if "reward_normalizer" in parts:
+            self.reward_normalizer = context.component("reward_normalizer", RewardNormalizer)
         self.policy = context.controller("policy", Policy)
         self.critic = context.controller("critic", ValueHead)
         self.optimizer = context.optimizer("main", ClippedAdam) if context.optimizers else None  # none: it only acts
@@ -199,9 +201,10 @@ class PPO(Workflow):
         """One gradient step; none, and the end of this rollout, where the policy has moved too far already."""
         assert self.optimizer is not None
         losses, metrics = self.losses(self._minibatch(batch))
+        losses["total"] = losses["policy"] + self.value_scale * losses["value"] + self.entropy_scale * losses["entropy"]
         stop = self.target_kl is not None and bool(metrics["policy/kl"] > KL_TOLERANCE * self.target_kl)
         if not stop:
-            self._step(losses)
+            self._step(losses["total"])
         if stop and not batch.is_final:
             source = self.context.data_sources[phase.data_source or ""]
             assert isinstance(source, StreamSource)
@@ -212,11 +215,8 @@ class PPO(Workflow):
         metrics |= {f"optimizer/{name}": value for name, value in self.optimizer.metrics().items()}
         return TensorMetrics.pack(metrics | {"value/explained_variance": self._explained_variance})
 
-    def _step(self, losses: Losses) -> None:
+    def _step(self, total: Tensor) -> None:
         assert self.optimizer is not None
-        total = losses["policy"] + self.value_scale * losses["value"]
-        if self.entropy_scale:
-            total = total + self.entropy_scale * losses["entropy"]
         if self.anneal_learning_rate:
             self.optimizer.set_learning_rate(self.optimizer.defaults["lr"] * self._share_left())
         self.optimizer.zero_grad(set_to_none=True)

@@ -53,7 +53,7 @@ class Policy(nn.Module, ABC):
         """Log-probability of stored actions, and the entropy."""
 
     @abstractmethod
-    def choose(self, params: Float[Tensor, "rows params"], *, greedy: bool) -> Shaped[Tensor, "rows *action"]:
+    def choose(self, params: Float[Tensor, "rows params"], *, greedy: bool) -> Shaped[Tensor, rows * action]:
         """Stored actions: the likeliest, or drawn with torch's generator. Few operations: it runs at every step."""
 
 
