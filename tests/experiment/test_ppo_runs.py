@@ -17,19 +17,22 @@ from rl_lab.experiment.train import run_training
 from rl_lab.orchestration.run_directory import RunDirectory
 
 SMALL = [
-    "+experiment=ppo", *QUIET, "environment.num_envs=2", "data_sources.stream.length=16", "workflow.batch_size=8",
+    *QUIET, "environment.num_envs=2", "data_sources.stream.length=16", "workflow.batch_size=8",
     "evaluation.episodes=2", "evaluation.num_envs=2", "evaluation.every=60", "logging.every=10", "checkpoint.every=50",
     "training.total_timesteps=160", "experiment.device=cpu",
 ]  # fmt: skip
+PPO = "+experiment=ppo"
 NORMALIZED = [
+    PPO,
     "+components/normalizers@components.observation_normalizer=observations",
     "+components/normalizers@components.reward_normalizer=rewards",
 ]
 RECURRENT = [
-    "+components/memories@components.memory=gru", "components.memory.units=8", "workflow.sequence_length=8",
-    "workflow.batch_size=1", "controllers.policy.feature_size=@components.memory.output_size",
-    "controllers.critic.feature_size=@components.memory.output_size",
-]  # fmt: skip
+    "+experiment=ppo_recurrent",
+    "components.memory.units=8",
+    "workflow.sequence_length=8",
+    "workflow.batch_size=1",
+]
 
 
 def metrics(run: Path) -> list[dict[str, object]]:
@@ -93,7 +96,13 @@ def test_learns_cartpole(tmp_path):
 
 def test_images_and_frame_stacks(tmp_path):
     """Rendered pixels through the image network, two frames at once."""
-    overrides = [*SMALL, "environment.id=CartPole-v1", "environment.observation=pixels", "environment.frame_stack=2"]
+    overrides = [
+        PPO,
+        *SMALL,
+        "environment.id=CartPole-v1",
+        "environment.observation=pixels",
+        "environment.frame_stack=2",
+    ]
     overrides += ["environment.image_size=36", "components.encoder.depth=4", "training.total_timesteps=64"]
     assert run_training([*overrides, f"run_root={tmp_path}"]).code == 0
 

@@ -180,7 +180,7 @@ def test_memory_is_cleared_where_episodes_begin():
 
 def test_sequences_need_a_memory():
     """The message says how to get one."""
-    with pytest.raises(ConfigError, match=r"components\.memory=gru"):
+    with pytest.raises(ConfigError, match="ppo_recurrent"):
         make_ppo(sequence_length=4)
 
 

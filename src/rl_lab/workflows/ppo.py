@@ -95,8 +95,8 @@ class PPO(Workflow):
         self.optimizer = context.optimizer("main", ClippedAdam) if context.optimizers else None  # none: it only acts
         if self.sequence_length > 1 and self.memory is None:
             raise ConfigError(
-                f"workflow.sequence_length={self.sequence_length} is for a recurrent policy. Set it to 1, or add one: "
-                "+components/memories@components.memory=gru."
+                f"workflow.sequence_length={self.sequence_length} is for a recurrent policy. Set it to 1, or take "
+                "+experiment=ppo_recurrent, which adds components.memory."
             )
         for name, source in context.data_sources.items():
             if not isinstance(source, StreamSource):
