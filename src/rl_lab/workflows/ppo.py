@@ -201,7 +201,9 @@ class PPO(Workflow):
         """One gradient step; none, and the end of this rollout, where the policy has moved too far already."""
         assert self.optimizer is not None
         losses, metrics = self.losses(self._minibatch(batch))
-        losses["total"] = losses["policy"] + self.value_scale * losses["value"] + self.entropy_scale * losses["entropy"]
+        losses["total"] = losses["policy"] + self.value_scale * losses["value"]
+        if self.entropy_scale:
+            losses["total"] = losses["total"] + self.entropy_scale * losses["entropy"]
         stop = self.target_kl is not None and bool(metrics["policy/kl"] > KL_TOLERANCE * self.target_kl)
         if not stop:
             self._step(losses["total"])
