@@ -101,7 +101,7 @@ def literal_losses(ppo, rollout, judgement, *, clip, value_clip):
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
 def test_losses_equal_the_literal_ones(action):
     """After the policy has moved, so that some ratios are clipped; the gradients are the same as well."""
-    ppo = make_ppo(action, clip=0.05, value_clip=0.1, lr=0.01)
+    ppo = make_ppo(action, clip=0.05, value_clip=0.1, entropy_scale=0.01, lr=0.01)
     rollout = make_rollout(ppo)
     for _ in range(3):
         ppo.update(whole(rollout, is_final=False), phase=PHASE)

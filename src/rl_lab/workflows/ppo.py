@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from rl_lab.components.controllers.policies import Policy, ValueHead
 from rl_lab.components.memories import GRUMemory
 from rl_lab.components.normalizers import ObservationNormalizer, RewardNormalizer
+from rl_lab.components.objectives import clipped_surrogate
 from rl_lab.components.return_computers import recursive_returns
 from rl_lab.data_sources.stream import StreamSource
 from rl_lab.errors import ConfigError
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.adam import ClippedAdam
+from rl_lab.nn.orthogonal import run_heads
 from rl_lab.records import BatchSpec, Fields, FieldSpec, Observation, Rollout, RolloutBatch
 from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import PhaseView, WorkflowContext
@@ -253,9 +255,11 @@ class PPO(Workflow):
         features = self.encoder(data.observation)
         if self.memory is not None and data.memory is not None:
             features = self.memory.scan(features, data.memory, data.is_first)
-        log_prob, entropy = self.policy.evaluate(self.policy(features), data.action)
+        params, value = run_heads(features, self.policy.head, self.critic.head)
+        log_prob, entropy = self.policy.evaluate(params, data.action)
         policy_loss, metrics = self.policy_loss(log_prob, data.judgement)
-        value_loss = self.value_loss(self.critic(features), data.judgement)
+        value_loss = self.value_loss(value.squeeze(-1), data.judgement)
+        entropy = entropy if self.entropy_scale else entropy.detach()
         return {"policy": policy_loss, "value": value_loss, "entropy": -entropy.mean()}, metrics
 
     def policy_loss(self, log_prob: Tensor, old: Judgement) -> tuple[Tensor, dict[str, Tensor]]:
@@ -266,11 +270,9 @@ class PPO(Workflow):
             std, mean = torch.std_mean(advantage)
             advantage = (advantage - mean) / (std + 1e-8)
         log_ratio = log_prob - old.log_prob
-        ratio = log_ratio.exp()
-        loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1.0 - clip, 1.0 + clip)).mean()
-        with torch.no_grad():
-            excess = ratio - 1.0
-            metrics = {"kl": (excess - log_ratio).mean(), "clipped": (excess.abs() > clip).float().mean()}
+        loss, ratio = clipped_surrogate(log_ratio, advantage, clip)
+        excess = ratio - 1.0
+        metrics = {"kl": (excess - log_ratio.detach()).mean(), "clipped": (excess.abs() > clip).float().mean()}
         return loss, {f"policy/{name}": value for name, value in metrics.items()}
 
     def value_loss(self, value: Tensor, old: Judgement) -> Tensor:
