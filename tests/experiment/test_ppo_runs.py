@@ -87,7 +87,7 @@ def test_statistics_are_part_of_the_agent(tmp_path):
 
 def test_learns_cartpole(tmp_path):
     """The tuned experiment leaves chance (22) far behind within 8k env steps."""
-    overrides = ["+experiment=ppo_cartpole", *QUIET, "training.total_timesteps=8192", "evaluation.final_episodes=20"]
+    overrides = ["+experiment=ppo_cartpole", *QUIET, "training.total_timesteps=8192", "evaluation.final_episodes=10"]
     run = run_training([*overrides, f"run_root={tmp_path}"]).folder
     summary = json.loads((run / "summary.json").read_text())
     assert summary["updates"] == 32 * 20
@@ -103,7 +103,8 @@ def test_images_and_frame_stacks(tmp_path):
         "environment.observation=pixels",
         "environment.frame_stack=2",
     ]
-    overrides += ["environment.image_size=36", "components.encoder.depth=4", "training.total_timesteps=64"]
+    overrides += ["environment.image_size=36", "components.encoder.depth=4", "training.total_timesteps=32"]
+    overrides += ["evaluation.episodes=1", "evaluation.every=1000"]
     assert run_training([*overrides, f"run_root={tmp_path}"]).code == 0
 
 
