@@ -11,15 +11,18 @@ from torch import Tensor, nn
 from rl_lab.components.encoders.cnn import DreamerCNN
 from rl_lab.components.encoders.impala import ImpalaCNN
 from rl_lab.components.encoders.mlp import MLPEncoder
+from rl_lab.components.encoders.nature import NatureCNN
 from rl_lab.components.encoders.resnet import ResNetEncoder
 from rl_lab.components.spaces import SpecLike, observation_specs, split_keys, stacked_image_shape
 from rl_lab.errors import ConfigError, nearest
 from rl_lab.nn.math import one_hot, symlog
 from rl_lab.specs import ObservationSpec
 
-IMAGE_ENCODERS: dict[str, type[DreamerCNN] | type[ImpalaCNN] | type[ResNetEncoder]] = {
+ImageEncoder = DreamerCNN | ImpalaCNN | NatureCNN | ResNetEncoder
+IMAGE_ENCODERS: dict[str, type[DreamerCNN] | type[ImpalaCNN] | type[NatureCNN] | type[ResNetEncoder]] = {
     "dreamer": DreamerCNN,
     "impala": ImpalaCNN,
+    "nature": NatureCNN,
     "resnet": ResNetEncoder,
 }
 
@@ -94,7 +97,7 @@ class MultiKeyEncoder(nn.Module):
 
 def _image_encoder(
     images: Mapping[str, ObservationSpec], name: str, *, depth: int, strided: bool
-) -> DreamerCNN | ImpalaCNN | ResNetEncoder:
+) -> ImageEncoder:
     if name not in IMAGE_ENCODERS:
         raise ConfigError(f"image_encoder='{name}' does not exist.{nearest(name, IMAGE_ENCODERS)}")
     encoder = IMAGE_ENCODERS[name]
