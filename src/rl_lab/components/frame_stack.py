@@ -85,10 +85,10 @@ class FrameStack(nn.Module):
 
     def push(
         self, observation: Mapping[str, Tensor], memory: Mapping[str, Tensor]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    ) -> tuple[Mapping[str, Tensor], dict[str, Tensor]]:
         """What the agent sees now, [env, …], and its new memory. Where the memory was cleared an episode begins."""
         if not self.specs:
-            return dict(observation), {}
+            return observation, {}
         seen, result = memory[SEEN], dict(observation)
         updated = {SEEN: torch.ones_like(seen)}
         for key, spec in self.specs.items():

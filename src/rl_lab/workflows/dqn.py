@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rl_lab.components.controllers.q_networks import QNetwork
 from rl_lab.components.frame_stack import FrameStack
-from rl_lab.components.return_computers import live_discount, n_step_returns
+from rl_lab.components.return_computers import first_n_step_return
 from rl_lab.errors import ConfigError
 from rl_lab.metrics.values import TensorMetrics
-from rl_lab.nn.adam import ClippedAdam
+from rl_lab.nn.flat_adam import FlatAdam
 from rl_lab.records import BatchSpec, CollectResult, Observation, SequenceBatch
 from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import MetricsSink, PhaseView, WorkflowContext
 
-LOSSES: dict[str, Callable[..., Tensor]] = {"huber": F.huber_loss, "mse": F.mse_loss}
 METRICS = ("loss/td", "q/value", "q/target", "q/error_size", "optimizer/grad_norm")
 SEED_DOMAIN = 5  # keeps the stream of exploration apart from the run's other ones
 
@@ -59,15 +59,15 @@ class DQN(Workflow):
                 f"n_step={n_step}, target_every={target_every}, train_every={train_every}: expected at least 1, 1 and "
                 "more than 0."
             )
-        if loss not in LOSSES:
-            raise ConfigError(f"loss={loss!r}: expected {' or '.join(LOSSES)}.")
+        if loss not in ("huber", "mse"):
+            raise ConfigError(f"loss={loss!r}: expected huber or mse.")
         shares = {"discount": discount, "target_rate": target_rate, "epsilon_start": epsilon_start}
         shares |= {"epsilon_end": epsilon_end, "eval_epsilon": eval_epsilon}
         for name, value in shares.items():
             if not 0.0 <= value <= 1.0:
                 raise ConfigError(f"{name}={value}: expected a number from 0 to 1.")
         self.batch_size, self.train_every, self.discount, self.n_step = batch_size, train_every, discount, n_step
-        self.double, self.loss = double, LOSSES[loss]
+        self.double, self.huber = double, loss == "huber"
         self.target_every, self.target_rate = target_every, target_rate
         self.epsilon_start, self.epsilon_end, self.epsilon_steps = epsilon_start, epsilon_end, epsilon_steps
         self.eval_epsilon, self.priority_floor = eval_epsilon, priority_floor
@@ -75,11 +75,12 @@ class DQN(Workflow):
     def _bind_context(self, context: WorkflowContext) -> None:
         self.q = context.controller("q", QNetwork)
         self.frames = context.component("frame_stack", FrameStack)
-        self.optimizer = context.optimizer("main", ClippedAdam) if context.optimizers else None  # none: it only acts
+        self.optimizer = context.optimizer("main", FlatAdam) if context.optimizers else None  # none: it only acts
         self._rng = np.random.default_rng(np.random.SeedSequence([context.seed, SEED_DOMAIN]))
         self._epsilon = self.epsilon_start
         self._updates = 0
         self._on_host = context.device.type == "cpu"
+        self._autocast = nullcontext() if context.autocast_dtype is None else context.autocast()
 
     # Exploring --------------------------------------------------------------------------------------------------------
 
@@ -90,15 +91,15 @@ class DQN(Workflow):
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
         """The best action, or with probability ε any."""
         seen, state = self.frames.push(self._tensors(observation), state)
-        count = len(next(iter(observation.values())))
         epsilon = self._epsilon if mode == "train" else self.eval_epsilon
         if epsilon == 0.0:
             return self._greedy(seen), state
+        shape = (2, len(next(iter(observation.values()))), 1)
         # Evaluation seeds torch's stream, so that its episodes can be repeated; training has one of its own.
-        draws = self._rng.random((2, count)) if mode == "train" else torch.rand(2, count, dtype=torch.float64).numpy()
-        explore, action = draws[0] < epsilon, (draws[1] * self.q.actions).astype(np.int32)[:, None]
+        draws = self._rng.random(shape) if mode == "train" else torch.rand(shape, dtype=torch.float64).numpy()
+        explore, action = draws[0] < epsilon, (draws[1] * self.q.actions).astype(np.int32)
         if not explore.all():
-            action = np.where(explore[:, None], action, self._greedy(seen))
+            np.copyto(action, self._greedy(seen), where=~explore)
         return action, state
 
     def _greedy(self, seen: Mapping[str, Tensor]) -> np.ndarray:
@@ -136,14 +137,9 @@ class DQN(Workflow):
         start = self.frames.context
         following = self.frames.at(batch.observation, batch.is_first, self._bootstrap_position(batch))
         values = self.q.target(following)
-        if self.double:
-            value = values.gather(1, self.q(following).argmax(1, keepdim=True))
-        else:
-            value = values.amax(1, keepdim=True)
-        reward, is_last = batch.reward[:, start:], batch.is_last[:, start:]
-        live = live_discount(batch.is_terminal[:, start:], self.discount)
-        # Only the value of the record that is bootstrapped from counts; it stands for all of them.
-        return n_step_returns(reward, live, is_last, value.expand_as(reward), self.n_step)[:, 0]
+        value = values.gather(1, self.q(following).argmax(1, keepdim=True))[:, 0] if self.double else values.amax(1)
+        reward, is_last, is_terminal = (x[:, start:] for x in (batch.reward, batch.is_last, batch.is_terminal))
+        return first_n_step_return(reward, torch.where(is_terminal, 0.0, self.discount), is_last, value)
 
     def _bootstrap_position(self, batch: SequenceBatch) -> int | Tensor:
         """The record that the return ends with: the n-th, or the episode's last."""
@@ -163,30 +159,39 @@ class DQN(Workflow):
     def update(self, batch: SequenceBatch, *, phase: PhaseView) -> TensorMetrics:
         """One gradient step; new priorities; now and then the target moves."""
         assert self.optimizer is not None
-        loss, error, metrics = self._td_loss(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        with self._autocast:
+            loss, backward, error, metrics = self.td_loss(batch)
+        self.optimizer.zero_grad()
+        backward()
         self.optimizer.step(loss=loss)
         if batch.weight is not None and phase.data_source is not None:
             self._write_priorities(phase.data_source, batch, error)
         self._updates += 1
         if self._updates % self.target_every == 0:
             self.q.move_target(self.target_rate)
-        return TensorMetrics(METRICS, torch.stack([*metrics, self.optimizer.last_grad_norm]))
+        return TensorMetrics(METRICS, torch.cat([metrics, self.optimizer.last_grad_norm.view(1)]))
 
-    def _td_loss(self, batch: SequenceBatch) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The loss, the size of each error, and values to watch."""
+    @torch.no_grad()
+    def td_loss(self, batch: SequenceBatch) -> tuple[Tensor, Callable[[], None], Tensor, Tensor]:
+        """The mean loss of R - Q(s, a), its backward pass, the errors, and values to watch.
+
+        Only the values of the chosen actions have a derivative, and it is known: the error, for Huber's loss cut off at
+        ±1. So that autograd need not find it, it is written out.
+        """
         start = self.frames.context
-        with self.context.autocast():
-            target = self.targets(batch)
-            values = self.q(self.frames.at(batch.observation, batch.is_first, start))
-        chosen = values.gather(1, batch.action[:, start].long())[:, 0]
-        weight = batch.is_last[:, start].logical_not().to(chosen.dtype)  # nothing follows an episode's last record
-        if batch.weight is not None:
-            weight = weight * batch.weight
-        loss = (weight * self.loss(chosen, target, reduction="none")).mean()
-        error = (target - chosen.detach()).abs()
-        return loss, error, [loss.detach(), chosen.detach().mean(), target.mean(), error.mean()]
+        target = self.targets(batch)
+        values, backward = self.q.online.with_backward(self.frames.at(batch.observation, batch.is_first, start))
+        action = batch.action[:, start].long()
+        chosen = values.gather(1, action)[:, 0]
+        weight = torch.where(batch.is_last[:, start], 0.0, 1.0 if batch.weight is None else batch.weight)
+        error = chosen - target
+        slope = error.clamp(-1.0, 1.0) if self.huber else 2.0 * error
+        # Huber: error²/2, and |error| - 1/2 beyond ±1. MSE: error².
+        losses = weight * (slope * (error - 0.5 * slope) if self.huber else error.square())
+        derivative = torch.zeros_like(values).scatter_(1, action, (weight * slope)[:, None] / self.batch_size)
+        size = error.abs()
+        metrics = torch.stack([losses, chosen, target, size]).mean(1)
+        return metrics[0], partial(backward, derivative), size, metrics
 
     def _write_priorities(self, source: str, batch: SequenceBatch, error: Tensor) -> None:
         assert batch.indices is not None
@@ -197,7 +202,7 @@ class DQN(Workflow):
         self.context.data_sources[source].update(batch.indices[:, start], {"priority": priority})
 
     def batch_losses(self, batch: SequenceBatch) -> Mapping[str, Tensor]:
-        return {"td": self._td_loss(batch)[0]}
+        return {"td": self.td_loss(batch)[0]}
 
     def log_metrics(self, step: int, writer: MetricsSink) -> None:
         writer.scalar("workflow/epsilon", self.epsilon(step))

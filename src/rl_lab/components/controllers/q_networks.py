@@ -10,9 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rl_lab.components.encoders import MultiKeyEncoder
 from rl_lab.components.spaces import action_spec
 from rl_lab.errors import ConfigError
 from rl_lab.nn.math import at_least_float32
+from rl_lab.nn.relu_mlp import Backward, ReluMLP
 from rl_lab.specs import ActionSpec
 
 
@@ -25,27 +27,48 @@ class ActionValues(nn.Module):
 
     def __init__(self, encoder: nn.Module, actions: int, *, units: int, layers: int, dueling: bool) -> None:
         super().__init__()
-        self.encoder = encoder
-        shared = max(layers - 1, 0) if dueling else layers
-        size = int(encoder.output_size)  # type: ignore[arg-type]
-        trunk: list[nn.Module] = []
-        for _ in range(shared):
-            trunk += [nn.Linear(size, units), nn.ReLU()]
+        self.encoder, self.dueling = encoder, dueling
+        self._only_key = _handed_on(encoder)
+        size, hidden = int(encoder.output_size), [units] * layers  # type: ignore[arg-type]
+        if not dueling:
+            self.head = ReluMLP(size, hidden, actions)
+            return
+        self.trunk = nn.Sequential()
+        for _ in hidden[:-1]:
+            self.trunk.extend([nn.Linear(size, units), nn.ReLU()])
             size = units
-        self.trunk = nn.Sequential(*trunk)
-        self.advantage = _stream(size, units, actions) if dueling else nn.Linear(size, actions)
-        self.value = _stream(size, units, 1) if dueling else None
+        self.head, self.value = ReluMLP(size, [units], actions), ReluMLP(size, [units], 1)
 
     def forward(self, observation: Mapping[str, Tensor]) -> Float[Tensor, "*lead actions"]:
-        features = self.trunk(self.encoder(observation))
-        values = at_least_float32(self.advantage(features))
-        if self.value is None:
-            return values
-        return at_least_float32(self.value(features)) + values - values.mean(-1, keepdim=True)
+        features = self._encode(observation)
+        if not self.dueling:
+            return at_least_float32(self.head(features))
+        features = self.trunk(features)
+        advantage = at_least_float32(self.head(features))
+        return at_least_float32(self.value(features)) + advantage - advantage.mean(-1, keepdim=True)
+
+    def with_backward(self, observation: Mapping[str, Tensor]) -> tuple[Float[Tensor, "batch actions"], Backward]:
+        """The values without their graph, and what takes the loss's derivative by them to set the gradients."""
+        if self._only_key is not None and not self.dueling:
+            return self.head.with_backward(observation[self._only_key])
+        with torch.enable_grad():
+            values = self(observation)
+        return values.detach(), values.backward
+
+    def _encode(self, observation: Mapping[str, Tensor]) -> Tensor:
+        if self._only_key is not None:
+            return observation[self._only_key]
+        features: Tensor = self.encoder(observation)
+        return features
 
 
-def _stream(size: int, units: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(size, units), nn.ReLU(), nn.Linear(units, outputs))
+def _handed_on(encoder: nn.Module) -> str | None:
+    """The one vector that an encoder hands on as it is, where that is all it does: then it need not be called."""
+    if not isinstance(encoder, MultiKeyEncoder) or len(encoder.specs) != 1 or encoder.use_symlog:
+        return None
+    ((key, spec),) = encoder.specs.items()
+    plain = spec.kind == "vector" and spec.dtype == "float32" and len(spec.shape) == 1
+    return key if plain and not any(True for _ in encoder.parameters()) else None
 
 
 class QNetwork(nn.Module):

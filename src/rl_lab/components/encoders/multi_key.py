@@ -95,9 +95,7 @@ class MultiKeyEncoder(nn.Module):
         return text
 
 
-def _image_encoder(
-    images: Mapping[str, ObservationSpec], name: str, *, depth: int, strided: bool
-) -> ImageEncoder:
+def _image_encoder(images: Mapping[str, ObservationSpec], name: str, *, depth: int, strided: bool) -> ImageEncoder:
     if name not in IMAGE_ENCODERS:
         raise ConfigError(f"image_encoder='{name}' does not exist.{nearest(name, IMAGE_ENCODERS)}")
     encoder = IMAGE_ENCODERS[name]
