@@ -21,13 +21,15 @@ class ReluMLP(nn.Module):
 
     def __init__(self, in_features: int, hidden: Sequence[int], outputs: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(*sizes) for sizes in pairwise([in_features, *hidden, outputs]))
+        layers = [nn.Linear(*sizes) for sizes in pairwise([in_features, *hidden, outputs])]
+        self.layers = nn.ModuleList(layers)
+        self._pairs = [(layer.weight, layer.bias) for layer in layers]  # a module looks its parts up slowly
 
     def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead outputs"]:
-        *hidden, output = self.layers
-        for layer in hidden:
-            x = F.linear(x, layer.weight, layer.bias).relu_()
-        return F.linear(x, output.weight, output.bias)
+        *hidden, output = self._pairs
+        for weight, bias in hidden:
+            x = F.linear(x, weight, bias).relu_()
+        return F.linear(x, *output)
 
     @torch.no_grad()
     def with_backward(self, x: Float[Tensor, "batch in_features"]) -> tuple[Float[Tensor, "batch outputs"], Backward]:
@@ -35,17 +37,16 @@ class ReluMLP(nn.Module):
 
         It sets the gradients: what was there before is overwritten.
         """
-        *hidden, output = self.layers
+        *hidden, output = self._pairs
         inputs = [x]
-        for layer in hidden:
-            inputs.append(torch.addmm(layer.bias, inputs[-1], layer.weight.t()).relu_())
-        return torch.addmm(output.bias, inputs[-1], output.weight.t()), lambda slope: self._backward(inputs, slope)
+        for weight, bias in hidden:
+            inputs.append(F.linear(inputs[-1], weight, bias).relu_())
+        return F.linear(inputs[-1], *output), lambda slope: self._backward(inputs, slope)
 
     @torch.no_grad()
     def _backward(self, inputs: list[Tensor], slope: Tensor) -> None:
         for number in range(len(inputs) - 1, -1, -1):
-            layer, seen = self.layers[number], inputs[number]
-            weight, bias = layer.weight, layer.bias
+            (weight, bias), seen = self._pairs[number], inputs[number]
             if weight.grad is None or bias.grad is None:
                 weight.grad, bias.grad = torch.empty_like(weight), torch.empty_like(bias)
             torch.mm(slope.t(), seen, out=weight.grad)
