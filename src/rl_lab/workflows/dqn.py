@@ -139,7 +139,7 @@ class DQN(Workflow):
         values = self.q.target(following)
         value = values.gather(1, self.q(following).argmax(1, keepdim=True))[:, 0] if self.double else values.amax(1)
         reward, is_last, is_terminal = (x[:, start:] for x in (batch.reward, batch.is_last, batch.is_terminal))
-        return first_n_step_return(reward, torch.where(is_terminal, 0.0, self.discount), is_last, value)
+        return first_n_step_return(reward, is_terminal.logical_not() * self.discount, is_last, value)
 
     def _bootstrap_position(self, batch: SequenceBatch) -> int | Tensor:
         """The record that the return ends with: the n-th, or the episode's last."""
@@ -183,7 +183,9 @@ class DQN(Workflow):
         values, backward = self.q.online.with_backward(self.frames.at(batch.observation, batch.is_first, start))
         action = batch.action[:, start].long()
         chosen = values.gather(1, action)[:, 0]
-        weight = torch.where(batch.is_last[:, start], 0.0, 1.0 if batch.weight is None else batch.weight)
+        weight = batch.is_last[:, start].logical_not()  # nothing follows an episode's last record
+        if batch.weight is not None:
+            weight = weight * batch.weight
         error = chosen - target
         slope = error.clamp(-1.0, 1.0) if self.huber else 2.0 * error
         # Huber: error²/2, and |error| - 1/2 beyond ±1. MSE: error².
