@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from dqn_parts import IMAGE, VECTOR, make_batch, make_dqn
 
-from conftest import QUIET
 from rl_lab.errors import ConfigError
 from rl_lab.experiment.train import run_training
 from rl_lab.records import SequenceBatch
@@ -19,6 +18,7 @@ from rl_lab.workflows.context import PhaseView
 from rl_lab.workflows.dqn import DQN
 
 ONLINE = PhaseView("train", "online", "replay")
+QUIET = ["logging.console=off", "logging.tensorboard=false", "evaluation.video=false"]
 
 
 def seen_at(workflow: DQN, batch: SequenceBatch, row: int, time: int) -> dict[str, torch.Tensor]:
