@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -36,20 +37,59 @@ def make_activation(name: str) -> nn.Module:
     return ACTIVATIONS[name]()
 
 
-class OrthogonalHead(nn.Module):
+class OrthogonalHead(nn.Sequential):
     """`layers` times Linear → activation, then a linear output with its own gain. `gain=None`: torch's own weights."""
 
     def __init__(
         self, in_features: int, outputs: int, *, units: int, layers: int, activation: str, gain: float | None
     ) -> None:
-        super().__init__()
         parts: list[nn.Module] = []
         for _ in range(layers):
             linear = nn.Linear(in_features, units)
             parts += [linear if gain is None else orthogonal_(linear), make_activation(activation)]
             in_features = units
         output = nn.Linear(in_features, outputs)
-        self.net = nn.Sequential(*parts, output if gain is None else orthogonal_(output, gain))
+        super().__init__(*parts, output if gain is None else orthogonal_(output, gain))
+        self._fused = activation == "tanh" and layers > 0
+        self._weights = tuple(self.parameters())  # asking a module for them costs more than the layers do
 
     def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
-        return self.net(x)
+        if not self._fused or x.device.type != "cpu" or x.dtype != torch.float32:
+            return super().forward(x)
+        rows = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
+        out = TanhMLP.apply(rows, *self._weights) if torch.is_grad_enabled() else _tanh_mlp(rows, *self._weights)[0]
+        return out if x.ndim == 2 else out.view(*x.shape[:-1], -1)
+
+
+def fast_tanh(x: Tensor) -> Tensor:
+    """tanh in place, as 2σ(2x) - 1: on a CPU several times faster than torch's own, and exact to a float's last bits."""
+    return x.mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0)
+
+
+def _tanh_mlp(x: Tensor, *weights: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The output, and the input of every layer. Weights are weight, bias, weight, bias, …"""
+    inputs = [x]
+    for weight, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
+        inputs.append(fast_tanh(torch.addmm(bias, inputs[-1], weight.t())))
+    return torch.addmm(weights[-1], inputs[-1], weights[-2].t()), inputs
+
+
+class TanhMLP(torch.autograd.Function):
+    """Linear → tanh → … → Linear with its own backward pass: on a CPU, small networks cost half of what autograd's do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        out, inputs = _tanh_mlp(x, *weights)
+        ctx.save_for_backward(*inputs, *weights[::2])
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        count = len(ctx.saved_tensors) // 2
+        inputs, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        slope, found = gradients[0], list[Tensor | None]()
+        for layer in reversed(range(count)):
+            found += [slope.sum(0), slope.t() @ inputs[layer]]
+            if layer:
+                slope = torch.ops.aten.tanh_backward(slope @ weights[layer], inputs[layer])
+        return (slope @ weights[0] if ctx.needs_input_grad[0] else None, *reversed(found))
