@@ -79,7 +79,7 @@ class DQN(Workflow):
         self._rng = np.random.default_rng(np.random.SeedSequence([context.seed, SEED_DOMAIN]))
         self._epsilon = self.epsilon_start
         self._updates = 0
-        self._on_host = context.device.type == "cpu"
+        self._on_host, self._inference = context.device.type == "cpu", torch.inference_mode()
         self._autocast = nullcontext() if context.autocast_dtype is None else context.autocast()
 
     # Exploring --------------------------------------------------------------------------------------------------------
@@ -87,7 +87,6 @@ class DQN(Workflow):
     def initial_state(self, num_envs: int) -> AgentState:
         return self.frames.initial(num_envs, self.context.device)
 
-    @torch.inference_mode()
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
         """The best action, or with probability ε any."""
         seen, state = self.frames.push(self._tensors(observation), state)
@@ -103,7 +102,9 @@ class DQN(Workflow):
         return action, state
 
     def _greedy(self, seen: Mapping[str, Tensor]) -> np.ndarray:
-        best: np.ndarray = self.q(seen).argmax(-1, keepdim=True).to("cpu", torch.int32).numpy()
+        with self._inference:
+            values = self.q.online.forward(seen).cpu().numpy()
+        best: np.ndarray = values.argmax(-1).astype(np.int32)[:, None]
         return best
 
     def _tensors(self, observation: Observation) -> dict[str, Tensor]:
@@ -136,7 +137,7 @@ class DQN(Workflow):
         """
         start = self.frames.context
         following = self.frames.at(batch.observation, batch.is_first, self._bootstrap_position(batch))
-        values = self.q.target(following)
+        values = self.q.target.forward(following)
         value = values.gather(1, self.q(following).argmax(1, keepdim=True))[:, 0] if self.double else values.amax(1)
         reward, is_last, is_terminal = (x[:, start:] for x in (batch.reward, batch.is_last, batch.is_terminal))
         return first_n_step_return(reward, is_terminal.logical_not() * self.discount, is_last, value)

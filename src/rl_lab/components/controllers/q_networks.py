@@ -42,7 +42,7 @@ class ActionValues(nn.Module):
     def forward(self, observation: Mapping[str, Tensor]) -> Float[Tensor, "*lead actions"]:
         features = self._encode(observation)
         if not self.dueling:
-            return at_least_float32(self.head(features))
+            return at_least_float32(self.head.forward(features))
         features = self.trunk(features)
         advantage = at_least_float32(self.head(features))
         return at_least_float32(self.value(features)) + advantage - advantage.mean(-1, keepdim=True)
