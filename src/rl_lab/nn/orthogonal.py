@@ -85,11 +85,15 @@ class TanhMLP(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        count = len(ctx.saved_tensors) // 2
-        inputs, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        saved = ctx.saved_tensors
+        count = len(saved) // 2
         slope, found = gradients[0], list[Tensor | None]()
         for layer in reversed(range(count)):
-            found += [slope.sum(0), slope.t() @ inputs[layer]]
+            before, weight = saved[layer], saved[count + layer]
+            # The narrow factor comes first: BLAS is several times faster that way round.
+            wide = before.shape[1] >= slope.shape[1]
+            found += [slope.sum(0), slope.t() @ before if wide else (before.t() @ slope).t()]
             if layer:
-                slope = torch.ops.aten.tanh_backward(slope @ weights[layer], inputs[layer])
-        return (slope @ weights[0] if ctx.needs_input_grad[0] else None, *reversed(found))
+                slope = slope @ weight
+                slope.addcmul_(slope * before, before, value=-1.0)  # tanh' = 1 - tanh²
+        return (slope @ saved[count] if ctx.needs_input_grad[0] else None, *reversed(found))
