@@ -47,6 +47,17 @@ def test_gradients_are_those_of_autograd(observation: dict, dueling: bool, layer
         torch.testing.assert_close(value.grad, gradient)
 
 
+def test_mixed_precision_gives_full_precision_values() -> None:
+    """Matrix products in bfloat16, values and gradients in float32."""
+    network, batch = make(), sample(VECTOR)
+    with torch.autocast("cpu", torch.bfloat16):
+        values, backward = network.online.with_backward(batch)
+    backward(torch.ones_like(values))
+    assert values.dtype == torch.float32
+    torch.testing.assert_close(values, network(batch).detach(), rtol=0.05, atol=0.05)
+    assert all(value.grad is not None and value.grad.dtype == torch.float32 for value in network.online.parameters())
+
+
 def test_dueling_advantages_have_mean_zero() -> None:
     """Q = V + A - mean A: the mean over actions is the state's value."""
     network, batch = make(dueling=True), sample(VECTOR)

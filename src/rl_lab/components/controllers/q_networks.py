@@ -50,7 +50,9 @@ class ActionValues(nn.Module):
     def with_backward(self, observation: Mapping[str, Tensor]) -> tuple[Float[Tensor, "batch actions"], Backward]:
         """The values without their graph, and what takes the loss's derivative by them to set the gradients."""
         if self._only_key is not None and not self.dueling:
-            return self.head.with_backward(observation[self._only_key])
+            features = observation[self._only_key]
+            if not torch.is_autocast_enabled(features.device.type):
+                return self.head.with_backward(features)
         with torch.enable_grad():
             values = self(observation)
         return values.detach(), values.backward
