@@ -41,7 +41,8 @@ format: setup  ## let ruff rewrite the code's layout
 learn: setup  ## tests that train for minutes
 	$(BIN)/python -m pytest -m learning --timeout 3600
 
-bench: setup  ## speed of replay, the loop and the command line
+bench: setup  ## speed of replay, the loop, DQN and the command line
 	$(BIN)/python benchmarks/replay.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/dqn.py
 	$(BIN)/python benchmarks/startup.py

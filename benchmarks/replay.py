@@ -87,8 +87,30 @@ def measure_adding(num_envs: int = 8, steps: int = 20_000) -> dict[str, float]:
     return {"add_env_steps_per_s": num_envs / each, "add_us_per_vector_step": each * 1e6}
 
 
+def measure_priorities(records: int = 1_000_000, batch: int = 256, rounds: int = 200) -> dict[str, float]:
+    """Draws by priority, and new priorities, through the replay with a million records."""
+    replay = SequenceReplay(capacity=records, sampling="prioritized")
+    replay.prepare(SourceContext(COMMON, 8, "cpu", 0, Path(tempfile.gettempdir())))
+    block = {name: np.zeros((8, *spec.shape), spec.dtype) for name, spec in COMMON.items()}
+    for _ in range(records // 8):
+        replay.add(RecordBlock(dict(block)))
+    spec, rng = BatchSpec(batch_size=batch, sequence_length=2), np.random.default_rng(0)
+    replay.sample(spec)
+    ids, priorities = rng.integers(0, records, (rounds, batch)), rng.random((rounds, batch))
+    start = time.process_time()
+    for row, values in zip(ids, priorities, strict=True):
+        replay.update(row, {"priority": values})
+    updating = time.process_time() - start
+    start = time.process_time()
+    for _ in range(rounds):
+        replay.sample(spec)
+    sampling = time.process_time() - start
+    count = rounds * batch
+    return {"priority_updates_per_s": count / updating, "priority_draws_per_s": count / sampling}
+
+
 def measure() -> dict[str, float]:
-    return measure_sampling() | measure_adding()
+    return measure_sampling() | measure_adding() | measure_priorities()
 
 
 def _make(fields: dict[str, FieldSpec], capacity: int, num_envs: int) -> SequenceReplay:
@@ -122,6 +144,8 @@ def main() -> None:
         "adding, 8 environments (aim ≥ 50,000)": ("add_env_steps_per_s", "env steps/s"),
         "  time of an add": ("add_us_per_vector_step", "µs/vector step"),
         "memory / raw bytes (aim ≤ 1.05)": ("memory_of_raw", ""),
+        "new priorities of 1M (aim ≥ 200,000)": ("priority_updates_per_s", "/s"),
+        "  draws by priority, gathered": ("priority_draws_per_s", "/s"),
     }
     figures = measure()
     for label, (name, unit) in rows.items():

@@ -110,6 +110,7 @@ class SequenceBatch:
     is_terminal: Tensor
     extras: dict[str, Tensor] = field(default_factory=dict)  # stored latents and the like: [batch, time, ...]
     indices: Tensor | None = None  # [batch, time] int64 record ids, for DataSource.update
+    weight: Tensor | None = None  # [batch] float32 importance weights, where the source draws by priority
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from rl_lab.components.return_computers import (
     DiscountedReturn,
     LambdaReturn,
     NStepReturn,
+    first_n_step_return,
     gae,
     lambda_returns,
     live_discount,
@@ -143,3 +144,18 @@ def test_time_major_equals_batch_first(batch: dict[str, Tensor]) -> None:
 def test_bad_settings_are_explained(make: type, settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(**settings)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_the_first_n_step_return_is_that_of_the_general_function(n: int) -> None:
+    """Where only the first state's return is wanted, one value is enough: that of the record where it ends."""
+    generator = torch.Generator().manual_seed(n)
+    reward = torch.randn(200, n + 1, generator=generator)
+    value = torch.randn(200, n + 1, generator=generator)
+    is_last = torch.rand(200, n + 1, generator=generator) < 0.3
+    live = live_discount(is_last & (torch.rand(200, n + 1, generator=generator) < 0.5), 0.9)
+    ends = is_last[:, 1:].clone()
+    ends[:, -1] = True
+    bootstrap = value.gather(1, 1 + ends.int().argmax(1, keepdim=True))[:, 0]
+    expected = n_step_returns(reward, live, is_last, value, n)[:, 0]
+    torch.testing.assert_close(first_n_step_return(reward, live, is_last, bootstrap), expected)

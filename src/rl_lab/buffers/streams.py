@@ -78,17 +78,22 @@ class StreamIndex:
 
     def draw(self, rng: np.random.Generator, *, count: int, window: int, online: bool) -> Windows:
         """`count` windows: those of the online queue first, the others uniform over all windows of all streams."""
-        env, start = self._take_online(count, window) if online else (self._envs[:0], self._envs[:0])
-        rest = count - len(env)
-        if rest:
-            ends = np.cumsum(self.window_counts(window))
-            pick = rng.integers(0, ends[-1], size=rest)
-            other = np.searchsorted(ends, pick, side="right")
-            # Counted back from a stream's newest window, so that its oldest need not be known.
-            other_start = self.written[other] - window - (ends[other] - 1 - pick)
-            env, start = np.concatenate([env, other]), np.concatenate([start, other_start])
+        if online:
+            env, start = self._take_online(count, window)
+            if len(env) < count:
+                other, other_start = self._draw_uniformly(rng, count - len(env), window)
+                env, start = np.concatenate([env, other]), np.concatenate([start, other_start])
+        else:
+            env, start = self._draw_uniformly(rng, count, window)
         sequence, env = start[:, None] + np.arange(window), env[:, None]
         return Windows(sequence * self.num_envs + env, env * self.length + sequence % self.length)
+
+    def _draw_uniformly(self, rng: np.random.Generator, count: int, window: int) -> tuple[np.ndarray, np.ndarray]:
+        ends = np.cumsum(self.window_counts(window))
+        pick = rng.integers(0, ends[-1], size=count)
+        env = np.searchsorted(ends, pick, side="right")
+        # Counted back from a stream's newest window, so that its oldest need not be known.
+        return env, self.written[env] - window - (ends[env] - 1 - pick)
 
     def _take_online(self, count: int, window: int) -> tuple[np.ndarray, np.ndarray]:
         """Up to `count` complete windows that follow each other without overlap, the earliest first; each only once."""

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from rl_lab.buffers import capacity as room
 from rl_lab.buffers.batches import BatchGatherer, BatchTensors, GatheredBatch
 from rl_lab.buffers.disk import DiskStorage
+from rl_lab.buffers.priorities import PrioritySampler
 from rl_lab.buffers.ring import SequenceRing
 from rl_lab.buffers.saving import load_rows, save_rows
 from rl_lab.buffers.storage import DeviceStorage, HostStorage, Storage, row_bytes
@@ -26,12 +27,32 @@ from rl_lab.errors import CheckpointError, ConfigError, DataError, nearest
 from rl_lab.records import OBSERVATION_PREFIX, BatchSpec, RecordBlock, SequenceBatch
 
 STANDARD_FIELDS = ("action", "reward", "is_first", "is_last", "is_terminal")
+PRIORITY = "priority"  # the name under which `update` takes priorities
 SEED_DOMAIN = 2  # keeps this random stream apart from the run's other ones
-Pending = tuple[np.ndarray, "Future[GatheredBatch]"]  # record ids [batch, time], and what is gathered
+
+
+class Drawn(NamedTuple):
+    """Windows that were chosen."""
+
+    ids: np.ndarray  # [batch, time]
+    weight: Tensor | None  # [batch], where they were drawn by priority
+    gather: Callable[[], GatheredBatch]
+
+
+class Pending(NamedTuple):
+    """A batch that is being gathered for later."""
+
+    ids: np.ndarray
+    weight: Tensor | None
+    gathered: Future[GatheredBatch]
 
 
 class SequenceReplay(DataSource):
-    """Uniform replay of windows, which cross episode boundaries but never leave one environment's stream.
+    """Replay of windows, which cross episode boundaries but never leave one environment's stream.
+
+    They are drawn uniformly or by priority. The priority of a window is that of the record it is trained on, its first
+    one after the context; `update(indices, {"priority": …})` sets it, and `SequenceBatch.weight` makes up for the
+    uneven draws.
 
     A batch on the CPU is the caller's for as long as it holds any tensor of it; its memory is used again after that.
     `SequenceBatch.indices` stays on the CPU. With prefetch, the next batch is drawn when one is handed out, and
@@ -44,7 +65,12 @@ class SequenceReplay(DataSource):
         *,
         capacity: int,  # records, over all environments
         storage: Literal["ram", "disk", "gpu"] = "ram",
-        online_queue: bool = True,  # serve each new stretch of experience once before sampling uniformly
+        sampling: Literal["uniform", "prioritized"] = "uniform",
+        online_queue: bool = True,  # uniform: serve each new stretch of experience once before anything else
+        alpha: float = 0.6,  # prioritized: how much priorities matter; 0: not at all
+        beta: float = 0.4,  # prioritized: how much of the bias the weights take back at first …
+        beta_final: float = 1.0,  # … and in the end
+        beta_records: int = 1_000_000,  # prioritized: records until then; between them β rises linearly
         prefetch: bool | Literal["auto"] = "auto",  # auto: where the learner is on a GPU and the records are not
         start_after: int = 0,  # records that must be there before the first batch; at least one batch of windows always
         seed: int = 0,  # varies the draws without changing the run's seed
@@ -52,6 +78,13 @@ class SequenceReplay(DataSource):
     ) -> None:
         if storage not in ("ram", "disk", "gpu"):
             raise ConfigError(f"data_sources.replay.storage={storage!r}: expected ram, disk or gpu.")
+        if sampling not in ("uniform", "prioritized"):
+            raise ConfigError(f"data_sources.replay.sampling={sampling!r}: expected uniform or prioritized.")
+        if alpha < 0.0 or not (0.0 <= beta <= 1.0 and 0.0 <= beta_final <= 1.0):
+            raise ConfigError(
+                f"data_sources.replay: alpha={alpha}, beta={beta}, beta_final={beta_final}: expected alpha of at least "
+                "0, and beta and beta_final from 0 to 1."
+            )
         if prefetch not in ("auto", True, False):
             raise ConfigError(f"data_sources.replay.prefetch={prefetch!r}: expected auto, true or false.")
         if capacity < 1 or start_after > capacity:
@@ -61,7 +94,8 @@ class SequenceReplay(DataSource):
             )
         self._capacity, self._storage_kind, self._online = int(capacity), storage, online_queue
         self._prefetch, self._start_after, self._seed = prefetch, start_after, seed
-        self._keep_checkpoints = keep_checkpoints
+        self._keep_checkpoints, self._sampling, self._alpha = keep_checkpoints, sampling, alpha
+        self._beta, self._beta_final, self._beta_records = beta, beta_final, beta_records
         self.on_device = storage == "gpu"
 
     # Filling ----------------------------------------------------------------------------------------------------------
@@ -82,6 +116,8 @@ class SequenceReplay(DataSource):
         storage = self._make_storage(context, length * context.num_envs)
         self._ring = SequenceRing(storage=storage, num_envs=context.num_envs, worker=self._worker)
         self._gatherer = BatchGatherer(storage)
+        prioritized = self._sampling == "prioritized"
+        self._priorities = PrioritySampler(self._ring.index, alpha=self._alpha) if prioritized else None
         self._rng = np.random.default_rng(np.random.SeedSequence([context.seed, SEED_DOMAIN, self._seed]))
         self._pending: dict[BatchSpec, Pending] = {}
         self._last_spec: BatchSpec | None = None
@@ -116,7 +152,10 @@ class SequenceReplay(DataSource):
 
     def memory(self) -> dict[str, int]:
         needed = self._ring.storage.rows * self._record_bytes
-        return {kind: needed if kind == self._storage_kind else 0 for kind in ("ram", "gpu", "disk")}
+        memory = {kind: needed if kind == self._storage_kind else 0 for kind in ("ram", "gpu", "disk")}
+        if self._priorities is not None:
+            memory["ram"] += self._priorities.memory()
+        return memory
 
     # Sampling ---------------------------------------------------------------------------------------------------------
 
@@ -135,31 +174,44 @@ class SequenceReplay(DataSource):
         self._ring.flush()
         pending = self._pending.pop(spec, None)
         if pending is None:
-            ids, gather = self._draw(spec)
+            ids, weight, gather = self._draw(spec)
             gathered = self._worker.call(gather)
         else:
-            ids, gathered = pending[0], pending[1].result()
+            ids, weight, gathered = pending.ids, pending.weight, pending.gathered.result()
         tensors = gathered.hand_over()
         # A spec that is asked for only once, for a picture say, is not worth a second batch.
         if self._prefetches(spec) and (pending is not None or spec == self._last_spec):
             self._worker.start_thread()
-            following, gather = self._draw(spec)
-            self._pending[spec] = following, self._worker.submit(gather)
+            following = self._draw(spec)
+            self._pending[spec] = Pending(following.ids, following.weight, self._worker.submit(following.gather))
         self._last_spec = spec
-        return _assemble(tensors, torch.from_numpy(ids))
+        return _assemble(tensors, torch.from_numpy(ids), weight)
 
-    def _draw(self, spec: BatchSpec) -> tuple[np.ndarray, Callable[[], GatheredBatch]]:
+    def _draw(self, spec: BatchSpec) -> Drawn:
         """Choose windows now: their record ids, and the job that gathers them."""
         if (names := self._names.get(spec)) is None:
             self._check_window(spec)
             names = self._names[spec] = self._field_names(spec)
-        if spec not in self._ready_for and not self._ring.index.window_counts(spec.window).any():
+        index, weight = self._ring.index, None
+        if spec not in self._ready_for and not index.window_counts(spec.window).any():
             raise DataError(
                 f"The replay holds {len(self)} records and no window of {spec.window} yet. Collect at least that many "
                 "records in one environment before the first update (ready() tells)."
             )
-        windows = self._ring.index.draw(self._rng, count=spec.batch_size, window=spec.window, online=self._online)
-        return windows.ids, partial(self._gatherer.gather, windows.rows, names, spec.device)
+        if self._priorities is None:
+            windows = index.draw(self._rng, count=spec.batch_size, window=spec.window, online=self._online)
+        else:
+            windows, weights = self._priorities.draw(
+                self._rng, count=spec.batch_size, context=spec.context, length=spec.sequence_length, beta=self.beta
+            )
+            weight = torch.from_numpy(weights).to(spec.device)
+        return Drawn(windows.ids, weight, partial(self._gatherer.gather, windows.rows, names, spec.device))
+
+    @property
+    def beta(self) -> float:
+        """How much of the bias of uneven draws the weights take back now."""
+        share = min(1.0, int(self._ring.index.written.sum()) / max(1, self._beta_records))
+        return self._beta + share * (self._beta_final - self._beta)
 
     def _field_names(self, spec: BatchSpec) -> list[str]:
         stored = self._context.fields
@@ -185,7 +237,21 @@ class SequenceReplay(DataSource):
 
     def update(self, indices: Tensor | np.ndarray, fields: Mapping[str, Tensor | np.ndarray]) -> None:
         ids = indices.cpu().numpy() if isinstance(indices, Tensor) else indices
-        self._ring.update(ids, fields)
+        if self._priorities is not None and PRIORITY in fields:
+            self._ring.flush()  # when a record counts as new must not depend on what happens to be staged
+            self._update_priorities(ids, fields[PRIORITY])
+            fields = {name: value for name, value in fields.items() if name != PRIORITY}
+        if fields:
+            self._ring.update(ids, fields)
+
+    def _update_priorities(self, ids: np.ndarray, value: Tensor | np.ndarray) -> None:
+        if tuple(value.shape) != ids.shape:
+            raise DataError(
+                f"update: '{PRIORITY}' has shape {tuple(value.shape)}, expected that of the indices, {ids.shape}: one "
+                "number for each record."
+            )
+        assert self._priorities is not None
+        self._priorities.update(ids, value.detach().cpu().numpy() if isinstance(value, Tensor) else value)
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
@@ -195,6 +261,7 @@ class SequenceReplay(DataSource):
         storage = self._ring.storage
         state: dict[str, Any] = {
             "storage": self._storage_kind,
+            "sampling": self._sampling,
             "num_envs": self._context.num_envs,
             "length": self._ring.index.length,
             "streams": self._ring.state_dict(),
@@ -203,11 +270,13 @@ class SequenceReplay(DataSource):
             "pending": [
                 {
                     "spec": _spec_state(spec),
-                    "ids": torch.from_numpy(ids),
-                    "tensors": {name: tensor.cpu() for name, tensor in future.result().hand_over().items()},
+                    "ids": torch.from_numpy(pending.ids),
+                    "weight": None if pending.weight is None else pending.weight.cpu(),
+                    "tensors": {name: tensor.cpu() for name, tensor in pending.gathered.result().hand_over().items()},
                 }
-                for spec, (ids, future) in self._pending.items()
+                for spec, pending in self._pending.items()
             ],
+            "priorities": None if self._priorities is None else self._priorities.state_dict(),
         }
         if isinstance(storage, DiskStorage):
             state["journal"] = storage.begin_checkpoint(self._ring.index.held())
@@ -217,7 +286,12 @@ class SequenceReplay(DataSource):
 
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
         self._worker.drain()
-        here = {"storage": self._storage_kind, "num_envs": self._context.num_envs, "length": self._ring.index.length}
+        here = {
+            "storage": self._storage_kind,
+            "sampling": self._sampling,
+            "num_envs": self._context.num_envs,
+            "length": self._ring.index.length,
+        }
         for name, value in here.items():
             if state[name] != value:
                 raise CheckpointError(
@@ -225,6 +299,8 @@ class SequenceReplay(DataSource):
                     "own data_sources.replay and environment.num_envs."
                 )
         self._ring.load_state_dict(state["streams"])
+        if self._priorities is not None:
+            self._priorities.load_state_dict(state["priorities"])
         self._rng.bit_generator.state = json.loads(state["rng"])
         self._last_spec = _spec_from_state(state["last_spec"])
         self._ready_for.clear()
@@ -234,7 +310,10 @@ class SequenceReplay(DataSource):
             assert spec is not None
             future: Future[GatheredBatch] = Future()
             future.set_result(GatheredBatch({name: value.to(spec.device) for name, value in entry["tensors"].items()}))
-            self._pending[spec] = (entry["ids"].numpy(), future)
+            weight = entry["weight"]
+            self._pending[spec] = Pending(
+                entry["ids"].numpy(), None if weight is None else weight.to(spec.device), future
+            )
         storage = self._ring.storage
         if isinstance(storage, DiskStorage):
             storage.go_back(state["journal"], self._ring.index.held())
@@ -251,7 +330,7 @@ class SequenceReplay(DataSource):
             self._ring.storage.close()
 
 
-def _assemble(tensors: BatchTensors, indices: Tensor) -> SequenceBatch:
+def _assemble(tensors: BatchTensors, indices: Tensor, weight: Tensor | None) -> SequenceBatch:
     start = len(OBSERVATION_PREFIX)
     observation = {name[start:]: value for name, value in tensors.items() if name.startswith(OBSERVATION_PREFIX)}
     standard = {name: tensors[name] for name in STANDARD_FIELDS}
@@ -260,7 +339,7 @@ def _assemble(tensors: BatchTensors, indices: Tensor) -> SequenceBatch:
         for name, value in tensors.items()
         if name not in standard and not name.startswith(OBSERVATION_PREFIX)
     }
-    return SequenceBatch(observation=observation, extras=extras, indices=indices, **standard)
+    return SequenceBatch(observation=observation, extras=extras, indices=indices, weight=weight, **standard)
 
 
 def _spec_state(spec: BatchSpec | None) -> list | None:

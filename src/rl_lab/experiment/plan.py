@@ -91,7 +91,7 @@ def phase_lines(phases: Sequence[Phase], settings: Settings) -> list[str]:
 
 def _wiring_lines(model: Model) -> list[str]:
     lines = []
-    for name, part in model.components.items():
+    for name, part in [*model.components.items(), *model.controllers.items()]:
         wiring = getattr(part, "wiring", None)
         if wiring is not None:
             lines += [f"  {name}: {key} → {text}" for key, text in wiring().items()]

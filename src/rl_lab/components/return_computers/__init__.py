@@ -10,6 +10,7 @@ from rl_lab.components.return_computers.computers import (
 from rl_lab.components.return_computers.functions import (
     Advantages,
     discounted_returns,
+    first_n_step_return,
     gae,
     lambda_returns,
     live_discount,
@@ -25,6 +26,7 @@ __all__ = [
     "NStepReturn",
     "ReturnComputer",
     "discounted_returns",
+    "first_n_step_return",
     "gae",
     "lambda_returns",
     "live_discount",

@@ -99,6 +99,25 @@ def n_step_returns(
     return returns
 
 
+def first_n_step_return(
+    reward: Float[Tensor, "batch records"],
+    live: Float[Tensor, "batch records"],
+    is_last: Bool[Tensor, "batch records"],
+    value: Float[Tensor, " batch"],
+) -> Float[Tensor, " batch"]:
+    """The n-step return of the first record alone, from n + 1 records; `value` is that of the record where it ends.
+
+    That record is the n-th after the first, or the episode's last where that comes before.
+    """
+    rewards, lives, ends = reward.unbind(1), live.unbind(1), is_last.unbind(1)
+    returns = value
+    for step in range(len(rewards) - 1, 0, -1):
+        if step < len(rewards) - 1:
+            returns = torch.where(ends[step], value, returns)
+        returns = torch.addcmul(rewards[step], lives[step], returns)
+    return returns
+
+
 def gae(
     reward: Float[Tensor, "*records"],
     live: Float[Tensor, "*records"],

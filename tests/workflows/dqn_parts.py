@@ -1,0 +1,74 @@
+"""A small DQN with hand-made batches, for tests."""
+
+from __future__ import annotations
+
+import torch
+
+from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.controllers.q_networks import QNetwork
+from rl_lab.components.encoders import MultiKeyEncoder
+from rl_lab.components.frame_stack import FrameStack
+from rl_lab.data_sources.base import DataSource
+from rl_lab.nn.flat_adam import FlatAdam
+from rl_lab.records import SequenceBatch
+from rl_lab.specs import ActionSpec, ObservationSpec
+from rl_lab.workflows.context import WorkflowContext
+from rl_lab.workflows.dqn import DQN
+
+VECTOR = {"vector": ObservationSpec("vector", (4,), "float32")}
+IMAGE = {"image": ObservationSpec("image", (36, 36, 1), "uint8")}
+ACTION = ActionSpec("discrete", (1,), (3,))
+
+
+def make_dqn(
+    observation: dict[str, ObservationSpec] = VECTOR,
+    *,
+    depth: int = 1,
+    dueling: bool = False,
+    lr: float = 1e-3,
+    clip: float | None = 10.0,
+    sources: dict[str, DataSource] | None = None,
+    action: ActionSpec = ACTION,
+    seed: int = 0,
+    **hyperparameters,
+) -> DQN:
+    torch.manual_seed(0)
+    frames = FrameStack(observation=observation, depth=depth)
+    encoder = MultiKeyEncoder(
+        observation=frames.observation, layers=0, depth=4, use_symlog=False, image_encoder="nature"
+    )
+    q = QNetwork(encoder=encoder, action=action, units=16, layers=2, dueling=dueling)
+    trained = [value for value in q.parameters() if value.requires_grad]
+    context = WorkflowContext(
+        config={}, device=torch.device("cpu"), seed=seed, observation_spec=observation, action_spec=action,
+        components={"frame_stack": frames}, controllers=ControllerManager({"q": q}),
+        optimizers={"main": FlatAdam(trained, lr=lr, clip=clip)}, data_sources=sources or {},
+    )  # fmt: skip
+    workflow = DQN(**({"batch_size": 24} | hyperparameters))
+    workflow.initialize(context)
+    return workflow
+
+
+def make_batch(workflow: DQN, *, seed: int = 0, weighted: bool = False) -> SequenceBatch:
+    """Random records with many episode ends, terminal and truncated."""
+    generator = torch.Generator().manual_seed(seed)
+    spec = workflow.batch_spec()
+    shape = (spec.batch_size, spec.window)
+    observation = {}
+    for key, own in workflow.context.observation_spec.items():
+        if own.kind == "image":
+            observation[key] = torch.randint(0, 256, (*shape, *own.shape), generator=generator, dtype=torch.uint8)
+        else:
+            observation[key] = torch.randn(*shape, *own.shape, generator=generator)
+    is_last = torch.rand(shape, generator=generator) < 0.3
+    is_first = torch.cat([torch.zeros(shape[0], 1, dtype=torch.bool), is_last[:, :-1]], 1)
+    return SequenceBatch(
+        observation=observation,
+        action=torch.randint(0, 3, (*shape, 1), generator=generator, dtype=torch.int32),
+        reward=torch.randn(shape, generator=generator),
+        is_first=is_first,
+        is_last=is_last,
+        is_terminal=is_last & (torch.rand(shape, generator=generator) < 0.5),
+        indices=torch.arange(shape[0] * shape[1]).reshape(shape),
+        weight=torch.rand(shape[0], generator=generator) if weighted else None,
+    )
