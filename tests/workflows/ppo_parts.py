@@ -10,7 +10,7 @@ from rl_lab.components.encoders import MultiKeyEncoder
 from rl_lab.components.memories import GRUMemory
 from rl_lab.components.normalizers import ObservationNormalizer, RewardNormalizer
 from rl_lab.data_sources.stream import StreamSource
-from rl_lab.nn.adam import ClippedAdam
+from rl_lab.nn.flat_adam import FlatAdam
 from rl_lab.records import Rollout, RolloutBatch
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import PhaseView, WorkflowContext
@@ -51,7 +51,7 @@ def make_ppo(
     context = WorkflowContext(
         config={}, device=torch.device("cpu"), seed=0, observation_spec=observation, action_spec=action,
         components=components, controllers=ControllerManager(controllers),
-        optimizers={"main": ClippedAdam(parameters, lr=lr)}, data_sources={"stream": StreamSource()},
+        optimizers={"main": FlatAdam(parameters, lr=lr, eps=1e-5, clip=0.5)}, data_sources={"stream": StreamSource()},
     )  # fmt: skip
     workflow = PPO(**({"batch_size": 4, "discount": 0.9, "lambda_": 0.8} | hyperparameters))
     workflow.initialize(context)

@@ -21,7 +21,7 @@ from rl_lab.components.return_computers import recursive_returns
 from rl_lab.data_sources.stream import StreamSource
 from rl_lab.errors import ConfigError
 from rl_lab.metrics.values import TensorMetrics
-from rl_lab.nn.adam import ClippedAdam
+from rl_lab.nn.flat_adam import FlatAdam
 from rl_lab.nn.orthogonal import run_heads
 from rl_lab.records import BatchSpec, Fields, FieldSpec, Observation, Rollout, RolloutBatch
 from rl_lab.workflows.base import AgentState, Mode, Workflow
@@ -94,7 +94,7 @@ class PPO(Workflow):
             self.reward_normalizer = context.component("reward_normalizer", RewardNormalizer)
         self.policy = context.controller("policy", Policy)
         self.critic = context.controller("critic", ValueHead)
-        self.optimizer = context.optimizer("main", ClippedAdam) if context.optimizers else None  # none: it only acts
+        self.optimizer = context.optimizer("main", FlatAdam) if context.optimizers else None  # none: it only acts
         if self.sequence_length > 1 and self.memory is None:
             raise ConfigError(
                 f"workflow.sequence_length={self.sequence_length} is for a recurrent policy. Set it to 1, or take "
@@ -223,7 +223,7 @@ class PPO(Workflow):
         assert self.optimizer is not None
         if self.anneal_learning_rate:
             self.optimizer.set_learning_rate(self.optimizer.defaults["lr"] * self._share_left())
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         total.backward()
         self.optimizer.step(loss=total)
 
