@@ -49,23 +49,22 @@ def train(*overrides: str) -> None:
     assert result.returncode == 0, result.stderr[-2000:]
 
 
-def signs_of_life(root: Path) -> int:
-    """Grows when a run starts or goes on."""
+def is_at_work(root: Path, pid: int) -> bool:
+    """Whether that process has taken the run's lock."""
     run = run_folder(root)
-    events = run / "events.jsonl" if run else None
-    resumes = events.read_text().count('"resume"') if events is not None and events.exists() else 0
-    return (run is not None) + resumes
+    lock = run / "lock.json" if run else None
+    return lock is not None and lock.exists() and f"{pid}" in lock.read_text()
 
 
 def train_with_kills(root: Path, overrides: tuple[str, ...], kills: int, longest: float, chance: random.Random) -> int:
     """Kill the run at random moments, resuming it each time; returns how many kills hit it alive."""
     hits = 0
     for attempt in range(kills + 1):
-        run, before = run_folder(root), signs_of_life(root)
+        run = run_folder(root)
         start = command(f"training.resume_path={run}") if run else command(*overrides, f"run_root={root}")
         process = subprocess.Popen(start, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         if attempt < kills:
-            while signs_of_life(root) == before and process.poll() is None:
+            while not is_at_work(root, process.pid) and process.poll() is None:
                 time.sleep(0.02)  # the moment counts from there, not from Python's start
             time.sleep(chance.uniform(0.0, longest))
             if process.poll() is None:
