@@ -127,6 +127,7 @@ def _write(
 ) -> Path:
     path = results / f"{experiment}.json"
     protocol = _protocol(prepared, episodes)
+    overrides = [override for override in overrides if not override.startswith("run_root=")]  # where, not what
     rows = read_results(path, overrides=overrides, protocol=protocol)  # those of other seeds
     for plan in plans:
         run = plan.run()
