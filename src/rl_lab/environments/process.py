@@ -115,7 +115,7 @@ class WorkerHandle:
                 self._connection.send_bytes(protocol.CLOSE)
                 self._process.wait(timeout=3.0)
             except (OSError, subprocess.TimeoutExpired):
-                pass
+                pass  # it did not listen: the finalizer kills it
         self._finalizer()
         self._connection.close()
         os.close(self._trace_fd)

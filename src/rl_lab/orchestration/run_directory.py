@@ -186,7 +186,7 @@ def _is_alive(holder: Mapping[str, Any]) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass
+        pass  # it is there, and another user's
     return holder.get("started", "") in ("", _process_start(pid))
 
 
