@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from rl_lab.components.representation_learners.base import DETER, STOCH
 from rl_lab.experiment.config import compose, resolve
 from rl_lab.experiment.device import resolve_device, resolve_precision
 from rl_lab.experiment.dims import fill_dims
@@ -21,7 +22,7 @@ from rl_lab.orchestration.run_directory import git_commit
 from rl_lab.records import SequenceBatch
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import PhaseView, WorkflowContext
-from rl_lab.workflows.dreamer_v3 import DETER, STOCH, DreamerV3
+from rl_lab.workflows.dreamer_v3 import DreamerV3
 
 OBSERVATIONS = {
     "image": {"image": ObservationSpec("image", (64, 64, 3), "uint8")},

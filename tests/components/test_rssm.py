@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_lab.components.representation_learners.rssm import BlockRSSM, LatentState
+from rl_lab.components.representation_learners.base import LatentState, stack_states
+from rl_lab.components.representation_learners.rssm import BlockRSSM
 
 B, T, EMBED, ACTION, DETER, GROUPS, CLASSES = 3, 7, 5, 3, 32, 4, 4
 
@@ -48,7 +49,7 @@ def observe_plainly(model, embed, prev_action, is_first, initial, noise):
         state, step_logits = model.observe_step(state, prev_action[:, t] * keep, embed[:, t], noise[t])
         states.append(state)
         logits.append(step_logits)
-    return LatentState(*(torch.stack(part, 1) for part in zip(*states, strict=True))), torch.stack(logits, 1)
+    return stack_states(states, 1), torch.stack(logits, 1)
 
 
 def test_parameter_count_of_size1m():
@@ -99,7 +100,7 @@ def test_large_actions_are_scaled_down(rssm, sequence):
     """The model sees a / max(1, |a|): beyond ±1 only the sign is left."""
     state = sequence["initial"]
     action = torch.full((B, ACTION), 3.0, dtype=torch.float64)
-    torch.testing.assert_close(rssm.step_deter(state, action), rssm.step_deter(state, torch.ones_like(action)))
+    torch.testing.assert_close(rssm.advance(state, action)[0], rssm.advance(state, torch.ones_like(action))[0])
 
 
 def test_imagination_follows_the_prior(rssm, sequence):
@@ -113,9 +114,9 @@ def test_imagination_follows_the_prior(rssm, sequence):
 
     action_noise = torch.rand(2, B, ACTION, dtype=torch.float64)
     dream = rssm.imagine(start, policy, latent_noise=noise, action_noise=action_noise)
-    deter = rssm.step_deter(start, action_noise[0])
+    deter = rssm.advance(start, action_noise[0])[0]
     torch.testing.assert_close(seen[0], start.features)
     torch.testing.assert_close(dream.states.deter[1], deter)
-    expected = rssm.categorical(rssm.prior(deter)).sample(noise[0]).flatten(-2)
+    expected = rssm.distribution(rssm.prior(deter)).sample(noise[0]).flatten(-2)
     torch.testing.assert_close(dream.states.stoch[1], expected)
     torch.testing.assert_close(dream.actions, action_noise)

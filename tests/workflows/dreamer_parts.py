@@ -10,13 +10,14 @@ from rl_lab.components.controllers.manager import ControllerManager
 from rl_lab.components.decoders import MultiKeyDecoder
 from rl_lab.components.encoders import MultiKeyEncoder
 from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
+from rl_lab.components.representation_learners.base import DETER, STOCH
 from rl_lab.components.representation_learners.rssm import BlockRSSM
 from rl_lab.nn.normalizers import ReturnNormalizer
 from rl_lab.nn.optimizers import LaProp
 from rl_lab.records import SequenceBatch
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import WorkflowContext
-from rl_lab.workflows.dreamer_v3 import DETER, STOCH, DreamerV3
+from rl_lab.workflows.dreamer_v3 import DreamerV3
 
 VECTOR = {"vector": ObservationSpec("vector", (4,), "float32")}
 DISCRETE, CONTINUOUS = ActionSpec("discrete", (1,), (3,)), ActionSpec("continuous", (2,))

@@ -15,11 +15,11 @@ from tests.workflows.dreamer_parts import (
     trainable_counts,
 )
 
-from rl_lab.components.representation_learners.rssm import LatentState
+from rl_lab.components.representation_learners.base import DETER, STOCH, LatentState
 from rl_lab.errors import ConfigError
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import PhaseView
-from rl_lab.workflows.dreamer_v3 import DETER, STOCH, DreamerV3
+from rl_lab.workflows.dreamer_v3 import DreamerV3
 
 PHASE = PhaseView("train", "online")
 SIZE_1M = {"deter": 512, "hidden": 64, "groups": 32, "classes": 4, "units": 64, "depth": 4}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.decoders.cnn import SHRINKS_BY, DreamerCNNDecoder
 from rl_lab.components.decoders.mlp import MLPDecoder
+from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.components.spaces import SpecLike, observation_specs, split_keys, stacked_image_shape
 
 
@@ -60,6 +61,16 @@ class MultiKeyDecoder(nn.Module):
             channels = [spec.shape[2] for spec in self.images.values()]
             predictions.update(zip(self.images, self.image(deter, stoch).split(channels, -1), strict=True))
         return predictions
+
+    def losses(
+        self, states: LatentState, embed: Float[Tensor, "*lead embed"], observation: Mapping[str, Tensor]
+    ) -> dict[str, Float[Tensor, "*lead"]]:
+        """What the states fail to explain of each key. The encoder's own output is not looked at."""
+        return self.loss(self(states.deter, states.stoch), observation)
+
+    def reconstruct(self, states: LatentState) -> dict[str, Tensor]:
+        """The observations that the states stand for, in their own units."""
+        return self.decode(self(states.deter, states.stoch))
 
     def loss(self, predictions: Mapping[str, Tensor], observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Per key [*lead]: summed inside an observation, not averaged over batch and time."""

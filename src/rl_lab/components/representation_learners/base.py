@@ -1,0 +1,260 @@
+"""What every latent world model of the family offers: filtering, predicting, dreaming.
+
+A model has a deterministic path h (`deter`) and a stochastic latent z (`stoch`). A subclass says how h advances, what
+prior and posterior are, and how z is distributed; the loops over time are written once, here, in plain form. A faster
+form of a loop overrides the plain one and is tested against it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from rl_lab.nn.capture import compile_block
+from rl_lab.nn.distributions import NoiseKind, UnimixCategorical, categorical_kl, draw_noise
+from rl_lab.nn.math import one_hot
+from rl_lab.records import FieldSpec
+
+DETER, STOCH = "latent.deter", "latent.stoch"  # the fields that keep the latent state of each record
+
+Policy = Callable[[Tensor, Tensor], Tensor]  # (features, noise) -> encoded action
+
+
+class LatentState(NamedTuple):
+    """h and z. Categorical latents are the flat one-hots of all groups."""
+
+    deter: Float[Tensor, "*lead deter"]
+    stoch: Float[Tensor, "*lead stoch"]
+    memory: Tensor | None = None  # what a model remembers beyond h: a transformer's past. Recurrent models have none.
+
+    @property
+    def features(self) -> Float[Tensor, "*lead features"]:
+        return torch.cat([self.deter, self.stoch], -1)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> LatentState:
+        """Apply a function to every tensor."""
+        return LatentState(*(None if part is None else function(part) for part in self))  # type: ignore[arg-type]
+
+    def detach(self) -> LatentState:
+        return self.map(Tensor.detach)
+
+    def flatten(self) -> LatentState:
+        """[a, b, size] → [a·b, size]"""
+        return self.map(lambda part: part.flatten(0, 1))
+
+
+def stack_states(states: Sequence[LatentState], dim: int) -> LatentState:
+    """h and z of several states along a new axis; memories are left out."""
+    return LatentState(torch.stack([s.deter for s in states], dim), torch.stack([s.stoch for s in states], dim))
+
+
+class Dream(NamedTuple):
+    """An imagined rollout, time first: state t, and the action chosen in it. There is one state more than actions."""
+
+    states: LatentState  # [horizon + 1, batch, size]
+    actions: Float[Tensor, "horizon batch action"]
+
+
+class StateSpaceModel(nn.Module, ABC):
+    """h_t = f(h_{t-1}, z_{t-1}, a_{t-1});  prior p(z_t | h_t);  posterior q(z_t | h_t, e_t).
+
+    `prev_action[:, t]` is the (encoded) action that led to `embed[:, t]`. Where `is_first[:, t]`, the state and the
+    action before t are taken as zeros. Priors and posteriors travel as raw parameters; `distribution` gives their
+    meaning.
+    """
+
+    deter: int
+    stoch_size: int
+    noise: ClassVar[NoiseKind]  # what sampling z takes
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._observe_step: Callable[..., tuple[LatentState, Tensor]] = self.observe_step
+        self._imagine_step: Callable[..., tuple[LatentState, Tensor]] = self._plain_imagine_step
+
+    @property
+    def feature_size(self) -> int:
+        return self.deter + self.stoch_size
+
+    @abstractmethod
+    def advance(self, state: LatentState, action: Float[Tensor, "b action"]) -> tuple[Tensor, Tensor | None]:
+        """f: the next h, and the memory that goes with it."""
+
+    @abstractmethod
+    def prior(self, deter: Float[Tensor, "*lead deter"]) -> Tensor:
+        """The parameters of p(z | h)."""
+
+    @abstractmethod
+    def posterior(self, deter: Float[Tensor, "*lead deter"], embed: Float[Tensor, "*lead embed"]) -> Tensor:
+        """The parameters of q(z | h, e)."""
+
+    @abstractmethod
+    def distribution(self, params: Tensor) -> Any:
+        """The distribution with these parameters; it has `detach()`."""
+
+    @abstractmethod
+    def divergence(self, left: Any, right: Any) -> Float[Tensor, "*lead"]:
+        """KL(left || right) of two such distributions, summed over z."""
+
+    @abstractmethod
+    def entropy(self, distribution: Any) -> Float[Tensor, "*lead"]:
+        """Of the whole z."""
+
+    @abstractmethod
+    def sample(self, params: Tensor, noise: Tensor | None, dtype: torch.dtype) -> Float[Tensor, "*lead stoch"]:
+        """z, flat, with a gradient (reparameterised or straight-through)."""
+
+    @property
+    @abstractmethod
+    def noise_shape(self) -> tuple[int, ...]:
+        """What one sample of z takes."""
+
+    def draw_noise(self, lead: Sequence[int], device: torch.device | str) -> Tensor:
+        """Noise for `lead` samples of z, from the device's global generator."""
+        return draw_noise(self.noise, (*lead, *self.noise_shape), device)
+
+    def compile_steps(self) -> None:
+        """Compile one step of each loop."""
+        self._observe_step = compile_block(self.observe_step)
+        self._imagine_step = compile_block(self._plain_imagine_step)
+
+    # One step at a time -----------------------------------------------------------------------------------------------
+
+    def initial(self, batch: int) -> LatentState:
+        """Nothing seen yet: zeros, on the module's device."""
+        zeros = next(self.parameters()).new_zeros
+        return LatentState(zeros(batch, self.deter), zeros(batch, self.stoch_size))
+
+    def observe_step(
+        self, state: LatentState, prev_action: Tensor, embed: Tensor, noise: Tensor | None = None
+    ) -> tuple[LatentState, Tensor]:
+        """One filtering step; the caller zeroes state and action at an episode's start."""
+        deter, memory = self.advance(state, prev_action)
+        params = self.posterior(deter, embed)
+        return LatentState(deter, self.sample(params, noise, deter.dtype), memory), params
+
+    def predict_step(self, state: LatentState, action: Tensor, noise: Tensor | None = None) -> LatentState:
+        """One step of the prior."""
+        deter, memory = self.advance(state, action)
+        return LatentState(deter, self.sample(self.prior(deter), noise, deter.dtype), memory)
+
+    # Whole sequences --------------------------------------------------------------------------------------------------
+
+    def observe(
+        self,
+        embed: Float[Tensor, "b t embed"],
+        prev_action: Float[Tensor, "b t action"],
+        is_first: Bool[Tensor, "b t"],
+        initial: LatentState,
+        noise: Float[Tensor, "t b *latent"] | None = None,
+    ) -> tuple[LatentState, Tensor]:
+        """Filter sequences: (posterior states, posterior parameters), batch first."""
+        if noise is None:
+            noise = self.draw_noise(embed.shape[1::-1], embed.device)
+        keep = (~is_first).to(embed.dtype).unsqueeze(-1)
+        action = prev_action.to(embed.dtype) * keep
+        state, states, params = initial.map(lambda part: part.to(embed.dtype)), [], []
+        for t in range(embed.shape[1]):
+            state = _masked(state, keep[:, t])
+            state, step_params = self._observe_step(state, action[:, t], embed[:, t], noise[t])
+            states.append(state)
+            params.append(step_params)
+        return stack_states(states, 1), torch.stack(params, 1)
+
+    def starts(self, states: LatentState) -> LatentState:
+        """Every state of filtered sequences [b, t] as the start of a dream [b·t], without its gradient."""
+        return states.detach().flatten()
+
+    def imagine(
+        self,
+        start: LatentState,
+        policy: Policy,
+        *,
+        latent_noise: Float[Tensor, "horizon b *latent"],
+        action_noise: Float[Tensor, "horizon b *action"],
+    ) -> Dream:
+        """Roll the prior forward: `policy(features, noise)` chooses each action."""
+        states, actions = [start], []
+        for step_latent_noise, step_action_noise in zip(latent_noise, action_noise, strict=True):
+            state, action = self._imagine_step(states[-1], policy, step_latent_noise, step_action_noise)
+            states.append(state)
+            actions.append(action)
+        return Dream(stack_states(states, 0), torch.stack(actions))
+
+    def imagine_actions(self, start: LatentState, actions: Float[Tensor, "b t action"]) -> LatentState:
+        """Roll the prior forward under given actions: the states they lead to, batch first."""
+        state, states = start, []
+        for action in actions.unbind(1):
+            state = self.predict_step(state, action)
+            states.append(state)
+        return stack_states(states, 1)
+
+    def _plain_imagine_step(
+        self, state: LatentState, policy: Policy, latent_noise: Tensor, action_noise: Tensor
+    ) -> tuple[LatentState, Tensor]:
+        action = policy(state.features, action_noise)
+        return self.predict_step(state, action.to(state.deter.dtype), latent_noise), action
+
+    # Latents in the replay --------------------------------------------------------------------------------------------
+
+    def stored_specs(self) -> dict[str, FieldSpec]:
+        """The fields that keep a state with its record. A model that cannot be entered in mid-sequence has none."""
+        return {DETER: FieldSpec((self.deter,), "float16"), STOCH: FieldSpec((self.stoch_size,), "float16")}
+
+    def to_stored(self, state: LatentState) -> dict[str, Tensor]:
+        """A state as those fields. What is not finite must not stay in the replay: zeros start afresh."""
+        return {DETER: state.deter.nan_to_num(0.0).half(), STOCH: state.stoch.nan_to_num(0.0).half()}
+
+    def from_stored(self, fields: Mapping[str, Tensor]) -> LatentState:
+        return LatentState(fields[DETER].float(), fields[STOCH].float())
+
+
+def _masked(state: LatentState, keep: Float[Tensor, "b 1"]) -> LatentState:
+    """Zeros where an episode starts."""
+    return state.map(lambda part: part * keep.view(-1, *[1] * (part.ndim - 1)).to(part.dtype))
+
+
+class CategoricalModel(StateSpaceModel):
+    """z is a grid of `groups` one-hots with `classes` classes each; parameters are logits [*lead, groups, classes]."""
+
+    noise = UnimixCategorical.noise
+
+    def __init__(self, *, groups: int, classes: int, unimix: float) -> None:
+        super().__init__()
+        self.groups, self.classes, self.unimix = groups, classes, unimix
+        self.stoch_size = groups * classes
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        return (self.groups, self.classes)
+
+    def distribution(self, params: Float[Tensor, "*lead groups classes"]) -> UnimixCategorical:
+        return UnimixCategorical(params, unimix=self.unimix)
+
+    def divergence(self, left: UnimixCategorical, right: UnimixCategorical) -> Float[Tensor, "*lead"]:
+        return categorical_kl(left, right)
+
+    def entropy(self, distribution: UnimixCategorical) -> Float[Tensor, "*lead"]:
+        return distribution.entropy().sum(-1)
+
+    def sample(self, params: Tensor, noise: Tensor | None, dtype: torch.dtype) -> Float[Tensor, "*lead stoch"]:
+        return self.distribution(params).sample(noise).flatten(-2).to(dtype)
+
+    def grid(self, logits: Float[Tensor, "*lead stoch"]) -> Float[Tensor, "*lead groups classes"]:
+        return logits.unflatten(-1, (self.groups, self.classes))
+
+    def stored_specs(self) -> dict[str, FieldSpec]:
+        """Classes instead of one-hots."""
+        return {DETER: FieldSpec((self.deter,), "float16"), STOCH: FieldSpec((self.groups,), "uint8")}
+
+    def to_stored(self, state: LatentState) -> dict[str, Tensor]:
+        choice = self.grid(state.stoch).argmax(-1).to(torch.uint8)
+        return {DETER: state.deter.nan_to_num(0.0).half(), STOCH: choice}
+
+    def from_stored(self, fields: Mapping[str, Tensor]) -> LatentState:
+        return LatentState(fields[DETER].float(), one_hot(fields[STOCH], self.classes).flatten(-2))

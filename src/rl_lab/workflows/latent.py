@@ -1,0 +1,197 @@
+"""What the workflows with a latent world model share: acting, replayed sequences, stored latents, open-loop pictures.
+
+PlaNet and the Dreamers differ in their losses and in how they choose an action from a latent state; those stand in
+their own files.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rl_lab.components.actions import ActionCodec
+from rl_lab.components.decoders import MultiKeyDecoder
+from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
+from rl_lab.components.representation_learners.base import LatentState, StateSpaceModel, stack_states
+from rl_lab.records import (
+    OBSERVATION_PREFIX,
+    BatchSpec,
+    Fields,
+    FieldSpec,
+    ImaginedRollout,
+    Observation,
+    SequenceBatch,
+)
+from rl_lab.workflows.base import AgentState, Mode, Workflow
+from rl_lab.workflows.context import WorkflowContext
+
+
+class Replayed(NamedTuple):
+    """Sequences to train on, with what came before them."""
+
+    observation: dict[str, Tensor]  # [batch, time, ...]
+    prev_action: Float[Tensor, "batch time action"]  # the encoded action that led to each observation
+    reward: Float[Tensor, "batch time"]
+    is_first: Tensor
+    is_last: Tensor
+    is_terminal: Tensor
+    initial: LatentState  # the latent state before the first record
+
+
+class LatentWorkflow(Workflow):
+    """Filters observations into latent states. A subclass adds `_choose`, its losses and its updates.
+
+    With `stored_latents` each record keeps the latent state that the agent had there, a replayed sequence starts from
+    the one before it, and updates write fresh ones back; without, it starts from nothing, as at an episode's start.
+    """
+
+    def __init__(self, *, batch_size: int, sequence_length: int, train_ratio: float, stored_latents: bool) -> None:
+        self.batch_size, self.sequence_length, self.train_ratio = batch_size, sequence_length, train_ratio
+        self.stored_latents = stored_latents
+
+    def _bind_context(self, context: WorkflowContext) -> None:
+        self.encoder = context.component("encoder", nn.Module)
+        self.rssm = context.component("rssm", StateSpaceModel)
+        self.decoder = context.component("decoder", MultiKeyDecoder)
+        self.reward = context.component("reward", RewardPredictor)
+        self.codec = ActionCodec(context.action_spec)
+        self.latent_specs = self.rssm.stored_specs() if self.stored_latents else {}
+        self._pending_latents: tuple[str, Tensor, dict[str, Tensor], torch.cuda.Event] | None = None
+
+    # Acting -----------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _choose_action(self, latent: LatentState, *, mode: Mode) -> Float[Tensor, "envs action"]:
+        """An encoded action for each environment."""
+
+    def initial_state(self, num_envs: int) -> AgentState:
+        latent = self.rssm.initial(num_envs)
+        return _agent_state(latent, latent.deter.new_zeros(num_envs, self.codec.encoded_size))
+
+    @torch.no_grad()
+    def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
+        """Filter the new observation into the latent state and choose an action from it."""
+        device = self.context.device
+        with self.context.autocast():
+            embed = self.encoder({key: torch.as_tensor(value, device=device) for key, value in observation.items()})
+            latent, _ = self.rssm.observe_step(_latent(state), state["action"], embed)
+            action = self._choose_action(latent, mode=mode)
+        return self.codec.decode(action).cpu().numpy(), _agent_state(latent, action)
+
+    def record_specs(self) -> dict[str, FieldSpec]:
+        return self.latent_specs
+
+    def record_fields(self, state: AgentState) -> Fields:
+        if not self.latent_specs:
+            return {}
+        return {name: value.cpu().numpy() for name, value in self.rssm.to_stored(_latent(state)).items()}
+
+    # Replayed sequences -----------------------------------------------------------------------------------------------
+
+    def batch_spec(self) -> BatchSpec:
+        context = 1 if self.latent_specs else 0
+        return BatchSpec(self.batch_size, self.sequence_length, context=context, device=str(self.context.device))
+
+    @property
+    def updates_per_env_step(self) -> float:
+        """The train ratio is the number of replayed records per environment step."""
+        return self.train_ratio / (self.batch_size * self.sequence_length)
+
+    def _inputs(self, batch: SequenceBatch) -> dict[str, Tensor]:
+        """What a training step takes, as a flat dict: the form in which a captured step is fed."""
+        inputs = {OBSERVATION_PREFIX + key: value for key, value in batch.observation.items()}
+        inputs |= {"action": batch.action, "reward": batch.reward, "is_first": batch.is_first}
+        inputs |= {"is_last": batch.is_last, "is_terminal": batch.is_terminal}
+        return inputs | {name: batch.extras[name][:, 0] for name in self.latent_specs}
+
+    def _replayed(self, inputs: Mapping[str, Tensor]) -> Replayed:
+        """Pair each record with the action before it. Of a context record only its latent and its action are used."""
+        action, is_first = self.codec.encode(inputs["action"][:, :-1]), inputs["is_first"]
+        if self.latent_specs:
+            skip, initial = 1, self.rssm.from_stored(inputs)
+        else:
+            skip, initial = 0, self.rssm.initial(action.shape[0])
+            action = torch.cat([torch.zeros_like(action[:, :1]), action], 1)
+            is_first = torch.cat([torch.ones_like(is_first[:, :1]), is_first[:, 1:]], 1)
+        observation = {
+            name.removeprefix(OBSERVATION_PREFIX): value[:, skip:]
+            for name, value in inputs.items()
+            if name.startswith(OBSERVATION_PREFIX)
+        }
+        reward, is_last, is_terminal = (inputs[name][:, skip:] for name in ("reward", "is_last", "is_terminal"))
+        return Replayed(observation, action, reward, is_first[:, skip:], is_last, is_terminal, initial)
+
+    # Fresh latents go back to the replay ------------------------------------------------------------------------------
+
+    def _write_latents(self, source: str, indices: Tensor, latents: dict[str, Tensor]) -> None:
+        """On a GPU the copy to the host runs beside the next steps and is written before the next update."""
+        if self.context.device.type != "cuda" or self.context.data_sources[source].on_device:
+            self.context.data_sources[source].update(indices, latents)
+            return
+        copies = {name: value.to("cpu", non_blocking=True) for name, value in latents.items()}
+        arrived = torch.cuda.Event()
+        arrived.record()
+        self._pending_latents = (source, indices, copies, arrived)
+
+    def _write_pending_latents(self) -> None:
+        if self._pending_latents is not None:
+            source, indices, latents, arrived = self._pending_latents
+            arrived.synchronize()
+            self.context.data_sources[source].update(indices, latents)
+            self._pending_latents = None
+
+    def get_state(self) -> dict:
+        self._write_pending_latents()
+        return super().get_state()
+
+    def _model_tensors(self) -> list[Tensor]:
+        """Everything that an update may change in place, the optimisers' own tensors aside."""
+        modules = [*self.context.components.values(), *(module for _, module in self.context.controllers.items())]
+        return [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+
+    # Looking ----------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def imagine(self, batch: SequenceBatch, *, context: int) -> ImaginedRollout:
+        """Filter `context` records from an empty memory, then predict the others from their actions alone."""
+        action = self.codec.encode(batch.action)
+        prev_action = torch.cat([torch.zeros_like(action[:, :1]), action[:, :-1]], 1)
+        state, states = self.rssm.initial(batch.action.shape[0]), []
+        with self.context.autocast():
+            embed = self.encoder(batch.observation)
+            for t in range(action.shape[1]):
+                if t < context:
+                    state, _ = self.rssm.observe_step(state, prev_action[:, t].to(embed.dtype), embed[:, t])
+                else:
+                    state = self.rssm.predict_step(state, prev_action[:, t].to(embed.dtype))
+                states.append(state)
+            path = stack_states(states, 1)
+            imagined = self.decoder.reconstruct(path)
+            reward = self.reward.mean(self.reward(path.features)).float().cpu().numpy()
+            predictor, continuation = self.context.components.get("continue"), None
+            if isinstance(predictor, ContinuePredictor):
+                likely = predictor.mean(predictor(path.features)) / predictor.discount
+                continuation = likely.float().cpu().numpy()
+        return ImaginedRollout(
+            context=context,
+            real={key: value.cpu().numpy() for key, value in batch.observation.items()},
+            imagined={key: value.cpu().numpy() for key, value in imagined.items()},
+            real_reward=batch.reward.cpu().numpy(),
+            imagined_reward=reward,
+            imagined_continue=continuation,
+        )
+
+
+def _latent(state: AgentState) -> LatentState:
+    return LatentState(state["deter"], state["stoch"], state.get("memory"))
+
+
+def _agent_state(latent: LatentState, action: Tensor) -> AgentState:
+    state = {"deter": latent.deter.float(), "stoch": latent.stoch.float(), "action": action.float()}
+    return state if latent.memory is None else state | {"memory": latent.memory.float()}
