@@ -95,7 +95,7 @@ def test_the_service_passes_on_to_the_model_attached_last():
 def test_states_are_repeated_for_candidates():
     """Environment-major, through dicts, tuples and named tuples."""
     service = SimulatorService(Line())
-    assert service.repeat(start(), 2)["x"][:, 0].tolist() == [4, 4, -2, -2]
+    assert service.spread(start(), 2)["x"][:, 0].tolist() == [4, 4, -2, -2]
     nested = map_state(lambda value: value + 1, (torch.zeros(1), [torch.ones(1)]))
     assert [nested[0].item(), nested[1][0].item()] == [1.0, 2.0]
     step = map_state(lambda value: value * 2, SimulatedStep(torch.ones(1), torch.ones(1), torch.ones(1)))

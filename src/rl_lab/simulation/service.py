@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rl_lab.errors import ConfigError
-from rl_lab.simulation.simulator import ModelState, Policy, Rollout, SimulatedStep, Simulator, map_state
+from rl_lab.simulation.simulator import ModelState, Policy, Rollout, SimulatedStep, Simulator
 
 
 class SimulatorService:
@@ -32,6 +32,10 @@ class SimulatorService:
                 " attach theirs with context.simulator.attach(…) in _bind_context."
             )
         return self._simulator
+
+    @property
+    def has_reward(self) -> bool:
+        return self.simulator.has_reward
 
     @property
     def has_value(self) -> bool:
@@ -68,6 +72,5 @@ class SimulatorService:
     ) -> Rollout:
         return self.simulator.rollout(state, actions, horizon)
 
-    def repeat(self, state: ModelState, candidates: int) -> ModelState:
-        """Each environment's state `candidates` times in a row: [env, ...] → [env × candidates, ...]."""
-        return map_state(lambda tensor: tensor.repeat_interleave(candidates, 0), state)
+    def spread(self, state: ModelState, candidates: int, particles: int = 1) -> ModelState:
+        return self.simulator.spread(state, candidates, particles)

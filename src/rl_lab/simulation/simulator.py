@@ -38,6 +38,7 @@ class Simulator(ABC):
     Actions are encoded as models take them: [-1, 1] entries, or concatenated one-hots.
     """
 
+    has_reward: bool = True
     has_value: bool = False
     has_policy: bool = False
 
@@ -55,6 +56,13 @@ class Simulator(ABC):
 
     @abstractmethod
     def step(self, state: ModelState, action: Float[Tensor, "batch action"]) -> SimulatedStep: ...
+
+    def spread(self, state: ModelState, candidates: int, particles: int = 1) -> ModelState:
+        """Room for every candidate of every environment: [env, ...] → [env × candidates × particles, ...].
+
+        The particles of a candidate follow each other. A model that is uncertain may let each go its own way.
+        """
+        return map_state(lambda tensor: tensor.repeat_interleave(candidates * particles, 0), state)
 
     def value(self, state: ModelState) -> Float[Tensor, " batch"]:
         """Expected return from a state on, where the model knows one (`has_value`)."""
@@ -97,3 +105,10 @@ def map_state(function: Callable[[Tensor], Tensor], state: ModelState) -> ModelS
         return {name: map_state(function, part) for name, part in state.items()}
     parts = [map_state(function, part) for part in state]
     return type(state)(*parts) if hasattr(state, "_fields") else type(state)(parts)
+
+
+def batch_size(state: ModelState) -> int:
+    """The leading dimension of a model state."""
+    while not isinstance(state, Tensor):
+        state = next(iter(state.values() if isinstance(state, Mapping) else state))
+    return state.shape[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,8 @@ from rl_lab.data_sources.base import DataSource
 from rl_lab.environments.base import VectorEnv
 from rl_lab.errors import ConfigError, nearest
 from rl_lab.records import VectorStep
+from rl_lab.simulation.service import SimulatorService
 from rl_lab.specs import ActionSpec, ObservationSpec
-
-if TYPE_CHECKING:
-    from rl_lab.simulation.service import SimulatorService
-
 
 Part = TypeVar("Part")
 
@@ -56,7 +53,7 @@ class WorkflowContext:
     train_envs: VectorEnv | None = None  # None where a run is only loaded to act
     eval_envs: VectorEnv | None = None
     initial: VectorStep | None = None  # the first step of the training environments
-    simulator: SimulatorService | None = None
+    simulator: SimulatorService = field(default_factory=SimulatorService)  # the workflow attaches its model
     checkpoints: Any = None  # orchestration.CheckpointManager
     metrics: MetricsSink | None = None
     global_step: int = 0

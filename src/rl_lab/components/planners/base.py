@@ -1,0 +1,179 @@
+"""What all planners share: the plan they return, the memory they keep, and how they score action sequences."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from rl_lab.components.planners.action_layout import ActionLayout
+from rl_lab.errors import ConfigError, NonFiniteError
+from rl_lab.simulation.service import SimulatorService
+from rl_lab.simulation.simulator import ModelState, Simulator, batch_size
+from rl_lab.specs import ActionSpec
+
+Memory = dict[str, Tensor]  # what a planner keeps from decision to decision, environments first; zeros: nothing
+Bootstrap = Literal["auto", "always", "never"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was chosen and what was considered. Encoded actions; the candidates are those of the last iteration."""
+
+    actions: Float[Tensor, "env horizon action"]  # the sequence that is followed
+    value: Float[Tensor, " env"]  # the return that the model expects of it
+    candidates: Float[Tensor, "env candidate horizon action"]
+    returns: Float[Tensor, "env candidate"]  # -inf where the model gave NaN or infinity
+    elites: Int[Tensor, "env elite"]  # positions among the candidates, best first
+    std: Float[Tensor, "env horizon action"]  # deviations of the search distribution at the end
+    memory: Memory  # for the next decision
+
+    @property
+    def action(self) -> Float[Tensor, "env action"]:
+        """What to do now."""
+        return self.actions[:, 0]
+
+    @property
+    def is_finite(self) -> Bool[Tensor, " env"]:
+        """Whether any candidate had a finite return."""
+        return self.returns.isfinite().any(-1)
+
+    def require_finite(self) -> None:
+        """Stop where the model was not finite for any candidate. Waits for the device: call it outside of graphs."""
+        bad = (~self.is_finite).nonzero().flatten().tolist()
+        if bad:
+            raise NonFiniteError(
+                f"The planner's model gave NaN or infinite returns for all {self.returns.shape[1]} candidates of "
+                f"environment {bad[0]}: a dynamics, reward or value prediction is not finite. Look at the model's "
+                "losses; a lower learning rate, a shorter horizon or clipped targets usually help."
+            )
+
+
+class Planner(nn.Module, ABC):
+    """A controller that chooses actions by trying them in a `Simulator`.
+
+    One call plans for all environments: their candidates, each with its particles, are one batch of the model. Shapes
+    are static, nothing waits for the device, and the noise is drawn before (`draw_noise`), so a plan can be captured.
+    """
+
+    neutral: Tensor
+
+    def __init__(
+        self,
+        *,
+        action: ActionLayout | ActionSpec | Mapping[str, Any],
+        horizon: int = 15,
+        discount: float = 1.0,
+        particles: int = 1,  # rollouts of each candidate in an uncertain model, averaged
+        bootstrap: Bootstrap = "auto",  # the model's value at the horizon; auto: where it has one
+        warm_start: bool = True,  # begin with the plan of the decision before
+    ) -> None:
+        super().__init__()
+        if horizon < 1 or particles < 1:
+            raise ConfigError(f"horizon={horizon}, particles={particles}: expected at least 1 of each.")
+        if not 0.0 < discount <= 1.0:
+            raise ConfigError(f"discount={discount}: expected more than 0 and at most 1.")
+        self.layout = ActionLayout.of(action)
+        self.horizon, self.discount, self.particles = horizon, discount, particles
+        self.bootstrap, self.warm_start = bootstrap, warm_start
+        self.register_buffer("neutral", self.layout.neutral(), persistent=False)
+        self._service = SimulatorService()
+
+    # The model --------------------------------------------------------------------------------------------------------
+
+    def attach(self, simulator: Simulator | SimulatorService) -> None:
+        """Plan in this model from now on."""
+        self._service = simulator if isinstance(simulator, SimulatorService) else SimulatorService(simulator)
+        self.check_model()
+
+    @property
+    def simulator(self) -> Simulator:
+        return self._service.simulator
+
+    def check_model(self) -> None:
+        """Refuse a model that lacks what this planner needs."""
+        simulator = self.simulator
+        if not simulator.has_reward:
+            raise ConfigError(
+                f"{type(self).__name__} needs rewards, but {type(simulator).__name__} predicts none. Give the model a "
+                "reward predictor."
+            )
+        if self.bootstrap == "always" and not simulator.has_value:
+            raise ConfigError(
+                f"{type(self).__name__} has bootstrap=always, but {type(simulator).__name__} predicts no value. Give "
+                "the model a critic, or use bootstrap=auto with a longer horizon."
+            )
+
+    def score(
+        self, state: ModelState, candidates: Float[Tensor, "env candidate horizon action"]
+    ) -> Float[Tensor, "env candidate"]:
+        """Σ_t γ^t c_t r_t + γ^H c_H V(s_H) for each sequence, c_t the probability to be alive, averaged over particles.
+
+        A return that is NaN or infinite counts as -inf: such a candidate never wins.
+        """
+        simulator = self.simulator
+        envs, count, horizon, _ = candidates.shape
+        state = simulator.spread(state, count, self.particles)
+        actions = candidates.flatten(0, 1).repeat_interleave(self.particles, 0)
+        total, weight = torch.zeros_like(actions[:, 0, 0]), torch.ones_like(actions[:, 0, 0])
+        for time in range(horizon):
+            state, reward, continuation = simulator.step(state, actions[:, time])
+            total = total + weight * reward
+            weight = weight * continuation * self.discount
+        if simulator.has_value and self.bootstrap != "never":
+            total = total + weight * simulator.value(state)
+        mean = total.view(envs, count, self.particles).mean(-1)
+        return torch.where(mean.isfinite(), mean, -torch.inf)
+
+    # Planning ---------------------------------------------------------------------------------------------------------
+
+    def initial_memory(self, num_envs: int) -> Memory:
+        """Nothing: the memory at the start of an episode."""
+        mean = self.neutral.new_zeros(num_envs, self.horizon, self.layout.size)
+        return {"plan_mean": mean, "plan_known": mean.new_zeros(num_envs)}
+
+    @abstractmethod
+    def draw_noise(self, num_envs: int) -> dict[str, Tensor]:
+        """All standard normal noise of one plan, from the device's global generator."""
+
+    def plan(self, state: ModelState, memory: Memory, *, noise: Mapping[str, Tensor] | None = None) -> Plan:
+        """Plan for every environment from its model state. Put `memory` to zero where an episode begins."""
+        self.check_model()
+        return self._plan(state, memory, self.draw_noise(batch_size(state)) if noise is None else noise)
+
+    @abstractmethod
+    def _plan(self, state: ModelState, memory: Memory, noise: Mapping[str, Tensor]) -> Plan: ...
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, self.layout.size, device=self.neutral.device)
+
+    def _first_mean(self, memory: Memory) -> Float[Tensor, "env horizon action"]:
+        """Last decision's mean, one step on; the neutral one where there is none."""
+        if not self.warm_start:
+            return self.neutral.expand_as(memory["plan_mean"])
+        return torch.where(memory["plan_known"][:, None, None] > 0, memory["plan_mean"], self.neutral)
+
+    def _next_memory(self, mean: Float[Tensor, "env horizon action"], last: Tensor | None = None) -> Memory:
+        """The mean shifted by one step; its last step is `last`, or neutral."""
+        last = self.neutral.expand_as(mean[:, 0]) if last is None else last
+        return {"plan_mean": torch.cat([mean[:, 1:], last[:, None]], 1), "plan_known": torch.ones_like(mean[:, 0, 0])}
+
+
+def take(
+    candidates: Float[Tensor, "env candidate horizon action"], indices: Int[Tensor, "env chosen"]
+) -> Float[Tensor, "env chosen horizon action"]:
+    """The sequences at these positions of each environment."""
+    return candidates.gather(1, indices[:, :, None, None].expand(-1, -1, *candidates.shape[2:]))
+
+
+def check_counts(*, samples: int, iterations: int, elites: int | None = None) -> None:
+    """What every planner that samples needs of its numbers."""
+    if samples < 1 or iterations < 1:
+        raise ConfigError(f"samples={samples}, iterations={iterations}: expected at least 1 of each.")
+    if elites is not None and not 1 <= elites <= samples:
+        raise ConfigError(f"elites={elites}, samples={samples}: expected from 1 to as many elites as samples.")

@@ -1,0 +1,51 @@
+"""Models with known answers for planners."""
+
+from __future__ import annotations
+
+import torch
+
+from rl_lab.components.planners.action_layout import ActionLayout
+from rl_lab.simulation.simulator import SimulatedStep, Simulator
+
+MOVES = torch.tensor([-0.5, 0.0, 0.5])
+CONTINUOUS, DISCRETE = ActionLayout(2), ActionLayout(0, (3, 3))
+MIXED = ActionLayout(1, (3,))
+
+
+class Pull(Simulator):
+    """x' = x + move, reward -|x'|²: the best first move is -x, the best return 0 (where -x is a move)."""
+
+    def __init__(self, layout: ActionLayout) -> None:
+        self.layout = layout
+
+    def observe(self, observation, *, previous=None, action=None, is_first=None):
+        return observation["vector"]
+
+    def move(self, action):
+        parts = [action[..., : self.layout.continuous]]
+        if self.layout.classes:
+            parts += [group @ MOVES[:, None] for group in action[..., self.layout.continuous :].split(3, -1)]
+        return torch.cat(parts, -1)
+
+    def step(self, state, action):
+        state = state + self.move(action)
+        reward = -state.square().sum(-1)
+        return SimulatedStep(state, reward, torch.ones_like(reward))
+
+
+class ValuedPull(Pull):
+    has_value = has_policy = True
+
+    def value(self, state):
+        return -state.square().sum(-1)
+
+    def policy(self, state):
+        return (-state).clamp(-1.0, 1.0)
+
+
+class BrokenPull(Pull):
+    """Not finite for rows whose first move goes up; the others earn less than nothing."""
+
+    def step(self, state, action):
+        step = super().step(state, action)
+        return step._replace(reward=torch.where(self.move(action)[:, 0] > 0.0, torch.nan, step.reward - 1.0))
