@@ -193,6 +193,37 @@ class DiagonalNormal:
         return self.mean
 
 
+class LatentNormal:
+    """A diagonal normal latent, given by mean and deviation."""
+
+    noise: ClassVar[NoiseKind] = "normal"
+
+    def __init__(self, mean: Float[Tensor, "*lead size"], std: Float[Tensor, "*lead size"]) -> None:
+        self.mean, self.std = mean, std
+
+    def detach(self) -> LatentNormal:
+        return LatentNormal(self.mean.detach(), self.std.detach())
+
+    def log_prob(self, value: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead"]:
+        return _normal_log_prob(value, self.mean, self.std).sum(-1)
+
+    def entropy(self) -> Float[Tensor, "*lead"]:
+        return (torch.log(self.std) + (0.5 + HALF_LOG_TWO_PI)).sum(-1)
+
+    def sample(self, noise: Float[Tensor, "*lead size"] | None = None) -> Float[Tensor, "*lead size"]:
+        return self.mean + self.std * (torch.randn_like(self.mean) if noise is None else noise)
+
+    def mode(self) -> Float[Tensor, "*lead size"]:
+        return self.mean
+
+
+def normal_kl(left: LatentNormal, right: LatentNormal) -> Float[Tensor, "*lead"]:
+    """KL(left || right), summed over the entries."""
+    ratio = left.std / right.std
+    distance = (left.mean - right.mean) / right.std
+    return (0.5 * (ratio.square() + distance.square() - 1.0) - torch.log(ratio)).sum(-1)
+
+
 class TanhNormal:
     """Dreamer V1: tanh of a normal with mean 5·tanh(m/5) and deviation softplus(s + offset) + 1e-4.
 

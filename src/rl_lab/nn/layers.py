@@ -1,13 +1,17 @@
-"""Layers as DreamerV3 initialises and normalises them.
+"""Layers as DreamerV3 initialises and normalises them, and in the styles of its predecessors.
 
-Weights are drawn from a normal truncated at ±2σ with σ = 1.1368·sqrt(1/fan_in)·outscale, from torch's global generator;
-biases start at 0 and norm scales at 1. `outscale=0` gives zero weights, so that an output layer starts by predicting 0.
+Weights are drawn from a normal truncated at ±2σ with σ = 1.1368·sqrt(1/fan_in)·outscale (`fan_in`), from torch's global
+generator; biases start at 0 and norm scales at 1. `outscale=0` gives zero weights, so that an output layer starts by
+predicting 0. Older versions take the mean of both fans, and outscale as a factor of the variance: `fan_avg` is the
+truncated normal, `glorot` the uniform distribution.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +20,10 @@ from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError
 from rl_lab.nn.math import at_least_float32
+from rl_lab.nn.styles import DREAMER_V3, Initialization, LayerStyle
 
 TRUNCATION_GAIN = 1.1368  # brings the standard deviation of the truncated normal back to 1
+Convolution = TypeVar("Convolution", nn.Conv2d, nn.ConvTranspose2d)
 
 
 @torch.no_grad()
@@ -29,16 +35,33 @@ def init_weight_(weight: Tensor, *, fan_in: int, outscale: float = 1.0) -> Tenso
     return nn.init.trunc_normal_(weight, 0.0, std, -2.0 * std, 2.0 * std)
 
 
-class Linear(nn.Linear):
-    """A dense layer with bias."""
+@torch.no_grad()
+def init_averaged_(weight: Tensor, *, fans: tuple[int, int], uniform: bool, outscale: float = 1.0) -> Tensor:
+    """Fill a weight in place with the variance outscale / mean(fans)."""
+    std = math.sqrt(2.0 * outscale / sum(fans))
+    if uniform:
+        return weight.uniform_(-math.sqrt(3.0) * std, math.sqrt(3.0) * std)
+    return init_weight_(weight, fan_in=1, outscale=std)
 
-    def __init__(self, in_features: int, out_features: int, *, outscale: float = 1.0) -> None:
-        self.outscale = outscale
-        super().__init__(in_features, out_features)
+
+class Linear(nn.Linear):
+    """A dense layer."""
+
+    def __init__(
+        self, in_features: int, out_features: int, *, outscale: float = 1.0, init: Initialization = "fan_in",
+        bias: bool = True,
+    ) -> None:  # fmt: skip
+        self.outscale, self.init = outscale, init
+        super().__init__(in_features, out_features, bias)
 
     def reset_parameters(self) -> None:
-        init_weight_(self.weight, fan_in=self.in_features, outscale=self.outscale)
-        nn.init.zeros_(self.bias)
+        if self.init == "fan_in":
+            init_weight_(self.weight, fan_in=self.in_features, outscale=self.outscale)
+        else:
+            fans = (self.in_features, self.out_features)
+            init_averaged_(self.weight, fans=fans, uniform=self.init == "glorot", outscale=self.outscale)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 class Conv(nn.Conv2d):
@@ -85,6 +108,15 @@ class UpsampleConv(Conv):
         return parts.permute(0, 1, 3, 2, 4, 5).reshape(rows, 2 * height, 2 * width, self.out_channels)
 
 
+def glorot_conv_(layer: Convolution) -> Convolution:
+    """Fill a plain (transposed) convolution in place: Glorot-uniform weights, no bias at first."""
+    area = layer.kernel_size[0] * layer.kernel_size[1]
+    init_averaged_(layer.weight, fans=(area * layer.in_channels, area * layer.out_channels), uniform=True)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
 class BlockLinear(nn.Module):
     """A block-diagonal dense layer: `blocks` independent layers side by side, in one batched product.
 
@@ -129,39 +161,62 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
 
 
-class NormedLinear(nn.Module):
-    """Linear → RMSNorm → SiLU."""
+class LayerNorm(nn.LayerNorm):
+    """Over the last axis, with scale and offset; float32 inside, the input's dtype outside."""
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+    def forward(self, x: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead size"]:
+        scale, offset = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        return F.layer_norm(x, self.normalized_shape, scale, offset, self.eps).to(x.dtype)
+
+
+def make_norm(style: LayerStyle, size: int) -> nn.Module:
+    """The norm of a style; none is the identity."""
+    if style.norm == "rms":
+        return RMSNorm(size, eps=style.norm_eps)
+    return LayerNorm(size, eps=style.norm_eps) if style.norm == "layer" else nn.Identity()
+
+
+class NormedLinear(nn.Module):
+    """Linear → norm → activation."""
+
+    def __init__(self, in_features: int, out_features: int, *, style: LayerStyle = DREAMER_V3) -> None:
         super().__init__()
-        self.linear = Linear(in_features, out_features)
-        self.norm = RMSNorm(out_features)
+        self.linear = Linear(in_features, out_features, init=style.init, bias=style.hidden_bias)
+        self.norm: Any = make_norm(style, out_features)
+        self.activate = style.activate
 
     def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out_features"]:
-        return F.silu(self.norm(self.linear(x)))
+        return self.activate(self.norm(self.linear(x)))
 
 
 class MLP(nn.Sequential):
-    """`layers` times Linear → RMSNorm → SiLU. With no layers it is the identity."""
+    """`layers` times Linear → norm → activation. With no layers it is the identity."""
 
-    def __init__(self, in_features: int, units: int, layers: int) -> None:
-        super().__init__(*(NormedLinear(units if layer else in_features, units) for layer in range(layers)))
+    def __init__(self, in_features: int, units: int, layers: int, *, style: LayerStyle = DREAMER_V3) -> None:
+        sizes = [in_features] + [units] * layers
+        super().__init__(*(NormedLinear(*pair, style=style) for pair in pairwise(sizes)))
         self.in_features = in_features
-        self.output_size = units if layers else in_features
+        self.output_size = sizes[-1]
 
 
 class Head(nn.Module):
     """An MLP with linear outputs, in float32. Several `outputs` are separate layers, concatenated."""
 
     def __init__(
-        self, in_features: int, outputs: int | Sequence[int], *, units: int, layers: int, outscale: float = 1.0
-    ) -> None:
+        self, in_features: int, outputs: int | Sequence[int], *, units: int, layers: int, outscale: float = 1.0,
+        style: LayerStyle = DREAMER_V3,
+    ) -> None:  # fmt: skip
         super().__init__()
         sizes = (outputs,) if isinstance(outputs, int) else tuple(outputs)
-        self.trunk = MLP(in_features, units, layers)
-        self.outputs = nn.ModuleList(Linear(self.trunk.output_size, size, outscale=outscale) for size in sizes)
+        self.trunk = MLP(in_features, units, layers, style=style)
+        self.outputs = nn.ModuleList(
+            Linear(self.trunk.output_size, size, outscale=outscale, init=style.output_init) for size in sizes
+        )
 
     def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
-        x = self.trunk(x)
+        return self.output(self.trunk(x))
+
+    def output(self, x: Float[Tensor, "*lead units"]) -> Float[Tensor, "*lead out"]:
+        """What follows the hidden layers."""
         parts = [output(x) for output in self.outputs]
         return at_least_float32(parts[0] if len(parts) == 1 else torch.cat(parts, -1))

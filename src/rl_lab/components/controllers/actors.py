@@ -24,6 +24,7 @@ from rl_lab.nn.distributions import (
     draw_noise,
 )
 from rl_lab.nn.layers import Head
+from rl_lab.nn.styles import StyleLike, layer_style
 from rl_lab.specs import ActionSpec
 
 
@@ -44,6 +45,7 @@ class Actor(nn.Module, ABC):
         units: int = 256,
         layers: int = 3,
         outscale: float = 0.01,
+        style: StyleLike = None,
     ) -> None:
         super().__init__()
         self.codec = ActionCodec(action)
@@ -53,7 +55,7 @@ class Actor(nn.Module, ABC):
                 f"{self.codec.spec.kind}. Use actor=auto to get the one that fits."
             )
         outputs = self._output_sizes(self.codec.encoded_size)
-        self.head = Head(feature_size, outputs, units=units, layers=layers, outscale=outscale)
+        self.head = Head(feature_size, outputs, units=units, layers=layers, outscale=outscale, style=layer_style(style))
 
     def forward(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead params"]:
         return self.head(features)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError
 from rl_lab.nn.layers import Head
+from rl_lab.nn.styles import StyleLike, layer_style
 from rl_lab.nn.two_hot import TwoHot
 
 
@@ -84,8 +85,9 @@ class TwoHotCritic(Critic):
         outscale: float = 0.0,
         slow_rate: float = 0.02,
         slow_every: int = 1,
+        style: StyleLike = None,
     ) -> None:
-        head = Head(feature_size, bins, units=units, layers=layers, outscale=outscale)
+        head = Head(feature_size, bins, units=units, layers=layers, outscale=outscale, style=layer_style(style))
         super().__init__(head, slow_rate=slow_rate, slow_every=slow_every)
         self.two_hot = TwoHot(bins, limit)
 
@@ -108,8 +110,9 @@ class ScalarCritic(Critic):
         outscale: float = 1.0,
         slow_rate: float = 0.02,
         slow_every: int = 1,
+        style: StyleLike = None,
     ) -> None:
-        head = Head(feature_size, 1, units=units, layers=layers, outscale=outscale)
+        head = Head(feature_size, 1, units=units, layers=layers, outscale=outscale, style=layer_style(style))
         super().__init__(head, slow_rate=slow_rate, slow_every=slow_every)
 
     def mean(self, output: Float[Tensor, "*lead 1"]) -> Float[Tensor, "*lead"]:
