@@ -3,5 +3,6 @@
 from rl_lab.components.decoders.cnn import DreamerCNNDecoder
 from rl_lab.components.decoders.mlp import MLPDecoder
 from rl_lab.components.decoders.multi_key import MultiKeyDecoder
+from rl_lab.components.decoders.planet_cnn import PlanetCNNDecoder
 
-__all__ = ["DreamerCNNDecoder", "MLPDecoder", "MultiKeyDecoder"]
+__all__ = ["DreamerCNNDecoder", "MLPDecoder", "MultiKeyDecoder", "PlanetCNNDecoder"]

@@ -66,3 +66,7 @@ class DreamerCNNDecoder(nn.Module):
     ) -> Float[Tensor, "*lead"]:  # fmt: skip
         """Squared error of values in 0..1, summed over the image (no 1/2)."""
         return (prediction - image.to(prediction.dtype) / 255.0).square().sum((-3, -2, -1))
+
+    def decode(self, prediction: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
+        """In 0..255."""
+        return (prediction * 255.0).round().clamp(0.0, 255.0).to(torch.uint8)

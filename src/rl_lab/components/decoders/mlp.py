@@ -11,27 +11,32 @@ from torch import Tensor, nn
 from rl_lab.components.spaces import SpecLike, observation_specs
 from rl_lab.nn.layers import MLP, Linear
 from rl_lab.nn.math import at_least_float32, symexp, symlog
+from rl_lab.nn.styles import StyleLike, layer_style
 from rl_lab.specs import ObservationSpec
 
 
 class MLPDecoder(nn.Module):
-    """`layers` times Linear → RMSNorm → SiLU, then one Linear per key.
+    """`layers` times Linear → norm → activation, then one Linear per key.
 
     Vector keys predict symlog values, with the squared error summed over the entries (no 1/2); discrete keys predict
-    logits, with the cross-entropies summed over the components.
+    logits, with the cross-entropies summed over the components. With `unit_normal` the squared error is halved: it then
+    is -log N(x | prediction, 1) without its constant, as PlaNet, Dreamer v1 and v2 have it.
     """
 
     def __init__(
         self, *, observation: Mapping[str, SpecLike], feature_size: int, units: int = 256, layers: int = 3,
-        outscale: float = 1.0, use_symlog: bool = True,
+        outscale: float = 1.0, use_symlog: bool = True, unit_normal: bool = False, style: StyleLike = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.specs = observation_specs(observation)
-        self.use_symlog = use_symlog
-        self.mlp = MLP(feature_size, units, layers)
+        self.use_symlog, self.factor = use_symlog, 0.5 if unit_normal else 1.0
+        look = layer_style(style)
+        self.mlp = MLP(feature_size, units, layers, style=look)
         sizes = {key: spec.encoded_size for key, spec in self.specs.items()}
         # A list, not a dict of modules: observation keys may hold dots and other characters that module names may not.
-        self.outputs = nn.ModuleList(Linear(self.mlp.output_size, size, outscale=outscale) for size in sizes.values())
+        self.outputs = nn.ModuleList(
+            Linear(self.mlp.output_size, size, outscale=outscale, init=look.output_init) for size in sizes.values()
+        )
 
     def forward(self, features: Float[Tensor, "*lead features"]) -> dict[str, Float[Tensor, "*lead size"]]:
         x = self.mlp(features)
@@ -50,7 +55,7 @@ class MLPDecoder(nn.Module):
         if spec.kind == "vector":
             wanted = target.reshape(prediction.shape).to(prediction.dtype)
             wanted = symlog(wanted) if self.use_symlog else wanted
-            return (prediction - wanted).square().sum(-1)
+            return self.factor * (prediction - wanted).square().sum(-1)
         indices = target.reshape(*lead, len(spec.classes)).long().unbind(-1)
         terms = [
             torch.logsumexp(logits, -1) - logits.gather(-1, index.unsqueeze(-1)).squeeze(-1)

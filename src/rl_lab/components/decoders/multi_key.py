@@ -10,15 +10,21 @@ from torch import Tensor, nn
 
 from rl_lab.components.decoders.cnn import SHRINKS_BY, DreamerCNNDecoder
 from rl_lab.components.decoders.mlp import MLPDecoder
+from rl_lab.components.decoders.planet_cnn import PlanetCNNDecoder
 from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.components.spaces import SpecLike, observation_specs, split_keys, stacked_image_shape
+from rl_lab.errors import ConfigError, nearest
+from rl_lab.nn.styles import StyleLike
+from rl_lab.specs import ObservationSpec
+
+IMAGE_DECODERS = ("dreamer", "planet")
 
 
 class MultiKeyDecoder(nn.Module):
     """All images from one image decoder, all other keys from one MLP. The features are concat(deter, flat stoch).
 
-    Predictions by key: images 0..1 [*lead, height, width, channels]; vectors in symlog space [*lead, size]; logits of
-    discrete keys [*lead, summed classes].
+    Predictions by key: images 0..1 (image_decoder=planet: -0.5..0.5) [*lead, height, width, channels]; vectors in
+    symlog space [*lead, size]; logits of discrete keys [*lead, summed classes].
     """
 
     def __init__(
@@ -33,22 +39,25 @@ class MultiKeyDecoder(nn.Module):
         blocks: int = 8,
         outscale: float = 1.0,
         use_symlog: bool = True,
+        unit_normal: bool = False,
+        image_decoder: str = "dreamer",
+        style: StyleLike = None,
+        image_style: StyleLike = None,  # where it is not that of the other layers; only image_decoder=planet has styles
     ) -> None:
         super().__init__()
         self.specs = observation_specs(observation)
         self.images, vectors = split_keys(self.specs)
         self.vector: MLPDecoder | None = None
-        self.image: DreamerCNNDecoder | None = None
+        self.image: DreamerCNNDecoder | PlanetCNNDecoder | None = None
         if vectors:
             self.vector = MLPDecoder(
                 observation=vectors, feature_size=deter + stoch_size, units=units, layers=layers,
-                outscale=outscale, use_symlog=use_symlog,
+                outscale=outscale, use_symlog=use_symlog, unit_normal=unit_normal, style=style,
             )  # fmt: skip
         if self.images:
-            height, width, channels = stacked_image_shape(self.images, multiple=SHRINKS_BY)
-            self.image = DreamerCNNDecoder(
-                deter=deter, stoch_size=stoch_size, height=height, width=width, channels=channels,
-                depth=depth, units=units, blocks=blocks,
+            self.image = _image_decoder(
+                self.images, image_decoder, deter=deter, stoch_size=stoch_size, depth=depth, units=units,
+                blocks=blocks, style=style if image_style is None else image_style,
             )  # fmt: skip
 
     def forward(
@@ -87,16 +96,34 @@ class MultiKeyDecoder(nn.Module):
         if self.vector is not None:
             observation.update(self.vector.decode(predictions))
         for key in self.images:
-            observation[key] = (predictions[key] * 255.0).round().clamp(0.0, 255.0).to(torch.uint8)
+            assert self.image is not None
+            observation[key] = self.image.decode(predictions[key])
         return observation
 
     def wiring(self) -> dict[str, str]:
         """For people: what predicts each key, and with which loss."""
         losses = {
-            "image": "DreamerCNNDecoder: squared error of pixels in 0..1",
+            "image": f"{type(self.image).__name__}: squared error of pixels in 0..1",
             "vector": "MLPDecoder: squared error in symlog space",
             "discrete": "MLPDecoder: cross-entropy",
         }
         if self.vector is not None and not self.vector.use_symlog:
             losses["vector"] = "MLPDecoder: squared error"
         return {key: losses[spec.kind] for key, spec in self.specs.items()}
+
+
+def _image_decoder(
+    images: Mapping[str, ObservationSpec], name: str, *, deter: int, stoch_size: int, depth: int, units: int,
+    blocks: int, style: StyleLike,
+) -> DreamerCNNDecoder | PlanetCNNDecoder:  # fmt: skip
+    if name not in IMAGE_DECODERS:
+        raise ConfigError(f"image_decoder='{name}' does not exist.{nearest(name, IMAGE_DECODERS)}")
+    height, width, channels = stacked_image_shape(images, multiple=SHRINKS_BY)
+    if name == "planet":
+        return PlanetCNNDecoder(
+            deter=deter, stoch_size=stoch_size, height=height, width=width, channels=channels, depth=depth, style=style
+        )
+    return DreamerCNNDecoder(
+        deter=deter, stoch_size=stoch_size, height=height, width=width, channels=channels, depth=depth, units=units,
+        blocks=blocks,
+    )  # fmt: skip

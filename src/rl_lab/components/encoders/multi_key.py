@@ -12,17 +12,20 @@ from rl_lab.components.encoders.cnn import DreamerCNN
 from rl_lab.components.encoders.impala import ImpalaCNN
 from rl_lab.components.encoders.mlp import MLPEncoder
 from rl_lab.components.encoders.nature import NatureCNN
+from rl_lab.components.encoders.planet_cnn import PlanetCNN
 from rl_lab.components.encoders.resnet import ResNetEncoder
 from rl_lab.components.spaces import SpecLike, observation_specs, split_keys, stacked_image_shape
 from rl_lab.errors import ConfigError, nearest
 from rl_lab.nn.math import one_hot, symlog
+from rl_lab.nn.styles import StyleLike
 from rl_lab.specs import ObservationSpec
 
-ImageEncoder = DreamerCNN | ImpalaCNN | NatureCNN | ResNetEncoder
-IMAGE_ENCODERS: dict[str, type[DreamerCNN] | type[ImpalaCNN] | type[NatureCNN] | type[ResNetEncoder]] = {
+ImageEncoder = DreamerCNN | ImpalaCNN | NatureCNN | PlanetCNN | ResNetEncoder
+IMAGE_ENCODERS: dict[str, type[ImageEncoder]] = {
     "dreamer": DreamerCNN,
     "impala": ImpalaCNN,
     "nature": NatureCNN,
+    "planet": PlanetCNN,
     "resnet": ResNetEncoder,
 }
 
@@ -44,6 +47,8 @@ class MultiKeyEncoder(nn.Module):
         image_encoder: str = "dreamer",
         strided: bool = False,
         use_symlog: bool = True,
+        style: StyleLike = None,
+        image_style: StyleLike = None,  # where it is not that of the other layers; only image_encoder=planet has styles
     ) -> None:
         super().__init__()
         self.specs = observation_specs(observation)
@@ -54,10 +59,13 @@ class MultiKeyEncoder(nn.Module):
         self.output_size = 0
         if self.vectors:
             size = sum(spec.encoded_size for spec in self.vectors.values())
-            self.vector = MLPEncoder(input_size=size, units=units, layers=layers, use_symlog=False)
+            self.vector = MLPEncoder(input_size=size, units=units, layers=layers, use_symlog=False, style=style)
             self.output_size += self.vector.output_size
         if self.images:
-            self.image = image = _image_encoder(self.images, image_encoder, depth=depth, strided=strided)
+            self.image = image = _image_encoder(
+                self.images, image_encoder, depth=depth, strided=strided,
+                style=style if image_style is None else image_style,
+            )  # fmt: skip
             self.output_size += image.output_size
 
     def forward(self, observation: Mapping[str, Tensor]) -> Float[Tensor, "*lead output_size"]:
@@ -95,7 +103,9 @@ class MultiKeyEncoder(nn.Module):
         return text
 
 
-def _image_encoder(images: Mapping[str, ObservationSpec], name: str, *, depth: int, strided: bool) -> ImageEncoder:
+def _image_encoder(
+    images: Mapping[str, ObservationSpec], name: str, *, depth: int, strided: bool, style: StyleLike
+) -> ImageEncoder:
     if name not in IMAGE_ENCODERS:
         raise ConfigError(f"image_encoder='{name}' does not exist.{nearest(name, IMAGE_ENCODERS)}")
     encoder = IMAGE_ENCODERS[name]
@@ -104,4 +114,6 @@ def _image_encoder(images: Mapping[str, ObservationSpec], name: str, *, depth: i
         return DreamerCNN(height=height, width=width, channels=channels, depth=depth, strided=strided)
     if strided:
         raise ConfigError(f"strided=true belongs to image_encoder=dreamer; '{name}' has its own down-sampling.")
+    if encoder is PlanetCNN:
+        return PlanetCNN(height=height, width=width, channels=channels, depth=depth, style=style)
     return encoder(height=height, width=width, channels=channels, depth=depth)

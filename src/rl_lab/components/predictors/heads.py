@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from rl_lab.nn.distributions import Bernoulli
 from rl_lab.nn.layers import Head
+from rl_lab.nn.styles import StyleLike, layer_style
 from rl_lab.nn.two_hot import TwoHot
 
 
+class UnitNormal(nn.Module):
+    """A number as the mean of a normal with deviation 1: the loss is half the squared error, without the constant."""
+
+    size = 1
+
+    def mean(self, output: Float[Tensor, "*lead 1"]) -> Float[Tensor, "*lead"]:
+        return output.squeeze(-1)
+
+    def loss(self, output: Float[Tensor, "*lead 1"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+        return 0.5 * (output.squeeze(-1) - target.detach()).square()
+
+
 class RewardPredictor(nn.Module):
-    """The reward on arriving at a state, as a two-hot distribution; starts by predicting exactly 0."""
+    """The reward on arriving at a state: a two-hot distribution (DreamerV3), which starts by predicting exactly 0 with
+    its `outscale` of 0, or a unit normal (PlaNet, Dreamer v1 and v2)."""
 
     def __init__(
-        self, *, feature_size: int, units: int = 256, layers: int = 1, bins: int = 255, limit: float = 20.0,
-        outscale: float = 0.0,
+        self, *, feature_size: int, units: int = 256, layers: int = 1,
+        distribution: Literal["two_hot", "unit_normal"] = "two_hot", bins: int = 255, limit: float = 20.0,
+        outscale: float = 0.0, style: StyleLike = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.two_hot = TwoHot(bins, limit)
-        self.head = Head(feature_size, bins, units=units, layers=layers, outscale=outscale)
+        self.distribution = TwoHot(bins, limit) if distribution == "two_hot" else UnitNormal()
+        self.head = Head(
+            feature_size, self.distribution.size, units=units, layers=layers, outscale=outscale,
+            style=layer_style(style),
+        )  # fmt: skip
 
-    def forward(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead bins"]:
+    def forward(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead out"]:
         return self.head(features)
 
-    def mean(self, logits: Float[Tensor, "*lead bins"]) -> Float[Tensor, "*lead"]:
-        return self.two_hot.mean(logits)
+    def mean(self, output: Float[Tensor, "*lead out"]) -> Float[Tensor, "*lead"]:
+        return self.distribution.mean(output)
 
-    def loss(self, logits: Float[Tensor, "*lead bins"], reward: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
-        return self.two_hot.loss(logits, reward)
+    def loss(self, output: Float[Tensor, "*lead out"], reward: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+        return self.distribution.loss(output, reward)
 
 
 class ContinuePredictor(nn.Module):
@@ -40,11 +60,11 @@ class ContinuePredictor(nn.Module):
 
     def __init__(
         self, *, feature_size: int, units: int = 256, layers: int = 1, discount: float = 1.0 - 1.0 / 333.0,
-        outscale: float = 1.0,
+        outscale: float = 1.0, style: StyleLike = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.discount = discount
-        self.head = Head(feature_size, 1, units=units, layers=layers, outscale=outscale)
+        self.head = Head(feature_size, 1, units=units, layers=layers, outscale=outscale, style=layer_style(style))
 
     def forward(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead"]:
         """One logit."""

@@ -9,15 +9,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from rl_lab.nn.capture import compile_block
-from rl_lab.nn.distributions import NoiseKind, UnimixCategorical, categorical_kl, draw_noise
-from rl_lab.nn.math import one_hot
+from rl_lab.nn.distributions import (
+    LatentNormal,
+    NoiseKind,
+    UnimixCategorical,
+    categorical_kl,
+    draw_noise,
+    normal_kl,
+)
+from rl_lab.nn.math import at_least_float32, one_hot
 from rl_lab.records import FieldSpec
 
 DETER, STOCH = "latent.deter", "latent.stoch"  # the fields that keep the latent state of each record
@@ -258,3 +266,38 @@ class CategoricalModel(StateSpaceModel):
 
     def from_stored(self, fields: Mapping[str, Tensor]) -> LatentState:
         return LatentState(fields[DETER].float(), one_hot(fields[STOCH], self.classes).flatten(-2))
+
+
+StdForm = Literal["softplus", "sigmoid"]
+
+
+class GaussianModel(StateSpaceModel):
+    """z is a diagonal normal of size `stoch`; parameters are concat(mean, raw deviation).
+
+    The deviation is softplus(raw) + min_std (PlaNet, Dreamer v1) or 2·sigmoid(raw / 2) + min_std (the normal latents of
+    v2). Samples are reparameterised.
+    """
+
+    noise = LatentNormal.noise
+
+    def __init__(self, *, stoch: int, min_std: float, std_form: StdForm) -> None:
+        super().__init__()
+        self.stoch_size, self.min_std, self.std_form = stoch, min_std, std_form
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        return (self.stoch_size,)
+
+    def distribution(self, params: Float[Tensor, "*lead params"]) -> LatentNormal:
+        mean, raw = at_least_float32(params).chunk(2, -1)
+        std = F.softplus(raw) if self.std_form == "softplus" else 2.0 * torch.sigmoid(raw / 2.0)
+        return LatentNormal(mean, std + self.min_std)
+
+    def divergence(self, left: LatentNormal, right: LatentNormal) -> Float[Tensor, "*lead"]:
+        return normal_kl(left, right)
+
+    def entropy(self, distribution: LatentNormal) -> Float[Tensor, "*lead"]:
+        return distribution.entropy()
+
+    def sample(self, params: Tensor, noise: Tensor | None, dtype: torch.dtype) -> Float[Tensor, "*lead stoch"]:
+        return self.distribution(params).sample(noise).to(dtype)
