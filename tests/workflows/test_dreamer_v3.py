@@ -123,7 +123,9 @@ def test_replay_value_target_at_ends(monkeypatch):
     data = workflow._replayed(inputs_of(batch))
     returns, slow = torch.randn(3, 6), torch.zeros(3, 6)
     targets = {}
-    monkeypatch.setattr(workflow, "_value_loss", lambda output, target, slow_value: targets.setdefault("t", target) * 0)
+    monkeypatch.setattr(
+        workflow.behaviour, "value_loss", lambda output, target, slow_value: targets.setdefault("t", target) * 0
+    )
     states = LatentState(torch.zeros(3, 6, 32), torch.zeros(3, 6, 16))
     workflow.replay_value_loss(states, data, returns, slow)
     reward, discount = data.reward, workflow.discount
@@ -148,12 +150,12 @@ def test_credit_alignment_in_dreams(monkeypatch):
     planted = torch.zeros(horizon + 1, starts)
     planted[2] = 1.0
     cont = 0.9
-    monkeypatch.setattr(workflow, "_dream", lambda start: (features, actions))
+    monkeypatch.setattr(workflow.behaviour, "_dream", lambda start: (features, actions))
     monkeypatch.setattr(workflow.reward, "mean", lambda logits: planted)
     monkeypatch.setattr(workflow.continuation, "mean", lambda logits: torch.full((horizon + 1, starts), cont))
     states = LatentState(torch.zeros(1, starts, 32), torch.zeros(1, starts, 16))
-    losses, first_return, _, _ = workflow.behaviour_losses(states)
-    torch.testing.assert_close(first_return, torch.full((1, starts), 0.95 * cont))
+    losses, first_return, _, _ = workflow.behaviour.learn(states.flatten(), torch.zeros(starts, dtype=torch.bool))
+    torch.testing.assert_close(first_return, torch.full((starts,), 0.95 * cont))
     # By hand: advantages are the returns (values start at 0) over a scale of at least 1; weights contain state 0.
     log_prob = workflow.actor.distribution(workflow.actor(features[:-1])).log_prob(actions)
     returns = torch.zeros(horizon, starts)

@@ -14,7 +14,8 @@ ALIGNED = 16  # numbers; every tensor begins at a whole cache line
 
 
 class FlatAdam(torch.optim.Optimizer):
-    """Adam (Kingma & Ba, 2015), with the gradient scaled down to a global norm of `clip`; null: it is not.
+    """Adam (Kingma & Ba, 2015), with the gradient scaled down to a global norm of `clip`; null: it is not. Each update
+    first shrinks the parameters by the share `weight_decay`, whatever the learning rate.
 
     The parameters become views of one vector, so that a step is a handful of operations however many there are. They
     must be on their device when the optimiser is made. An update whose gradient or loss is not finite changes neither
@@ -28,12 +29,13 @@ class FlatAdam(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         clip: float | None = None,
+        weight_decay: float = 0.0,
     ) -> None:
         if lr <= 0 or (clip is not None and clip <= 0):
             raise ConfigError(f"FlatAdam: lr={lr}, clip={clip}: expected numbers above 0 (clip may be null).")
         self.params = list(params)
         super().__init__(self.params, {"lr": float(lr), "betas": tuple(map(float, betas)), "eps": float(eps)})
-        self.clip, device = clip, self.params[0].device
+        self.clip, self.weight_decay, device = clip, weight_decay, self.params[0].device
         sizes = [-(-value.numel() // ALIGNED) * ALIGNED for value in self.params]
         self.weights, self.gradient, self.momentum, self.second_moment = torch.zeros(4, sum(sizes), device=device)
         self.updates = torch.zeros((), device=device)
@@ -61,6 +63,8 @@ class FlatAdam(torch.optim.Optimizer):
         finite = torch.isfinite(norm if loss is None else norm + loss.detach()).float()
         group = self.param_groups[0]
         self.updates += finite
+        if self.weight_decay:
+            self.weights.mul_(1.0 - self.weight_decay * finite)
         torch._fused_adam_(
             [self.weights], [self.gradient], [self.momentum], [self.second_moment], [], [self.updates],
             lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], weight_decay=0.0, eps=group["eps"],
@@ -78,6 +82,10 @@ class FlatAdam(torch.optim.Optimizer):
     def metrics(self) -> dict[str, Tensor]:
         """Of the last step."""
         return {"grad_norm": self.last_grad_norm, "nonfinite": 1.0 - self.last_finite}
+
+    def state_tensors(self) -> list[Tensor]:
+        """Every tensor that `step` changes in place beside the parameters."""
+        return [self.updates, self.momentum, self.second_moment]
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors only."""

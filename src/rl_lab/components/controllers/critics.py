@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rl_lab.errors import ConfigError
 from rl_lab.nn.layers import Head
 from rl_lab.nn.styles import StyleLike, layer_style
-from rl_lab.nn.two_hot import TwoHot
+from rl_lab.nn.two_hot import Spacing, TwoHot
 
 
 class SlowTarget(nn.Module):
@@ -51,12 +51,15 @@ class SlowTarget(nn.Module):
 
 
 class Critic(nn.Module, ABC):
-    """The value of a state. `forward` is the trained network, `slow` its slow copy; both give raw float32 outputs."""
+    """The value of a state. `forward` is the trained network, `slow` its slow copy; both give raw float32 outputs.
 
-    def __init__(self, head: Head, *, slow_rate: float, slow_every: int) -> None:
+    Without a `slow_rate` there is no slow copy.
+    """
+
+    def __init__(self, head: Head, *, slow_rate: float | None, slow_every: int) -> None:
         super().__init__()
         self.head = head
-        self.slow = SlowTarget(head, rate=slow_rate, every=slow_every)
+        self.slow = None if slow_rate is None else SlowTarget(head, rate=slow_rate, every=slow_every)
 
     def forward(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead out"]:
         return self.head(features)
@@ -67,12 +70,19 @@ class Critic(nn.Module, ABC):
     @abstractmethod
     def loss(self, output: Float[Tensor, "*lead out"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]: ...
 
+    def slow_mean(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead"]:
+        """The slow copy's prediction."""
+        assert self.slow is not None
+        return self.mean(self.slow(features))
+
     def update_slow(self) -> None:
-        self.slow.update(self.head)
+        """Call once after each optimiser step."""
+        if self.slow is not None:
+            self.slow.update(self.head)
 
 
 class TwoHotCritic(Critic):
-    """DreamerV3's critic: a distribution over symexp-spaced bins; starts by predicting exactly 0."""
+    """DreamerV3's critic: a distribution over bins; starts by predicting exactly 0."""
 
     def __init__(
         self,
@@ -82,14 +92,15 @@ class TwoHotCritic(Critic):
         layers: int = 3,
         bins: int = 255,
         limit: float = 20.0,
+        spacing: Spacing = "symexp",
         outscale: float = 0.0,
-        slow_rate: float = 0.02,
+        slow_rate: float | None = 0.02,
         slow_every: int = 1,
         style: StyleLike = None,
     ) -> None:
         head = Head(feature_size, bins, units=units, layers=layers, outscale=outscale, style=layer_style(style))
         super().__init__(head, slow_rate=slow_rate, slow_every=slow_every)
-        self.two_hot = TwoHot(bins, limit)
+        self.two_hot = TwoHot(bins, limit, spacing)
 
     def mean(self, output: Float[Tensor, "*lead bins"]) -> Float[Tensor, "*lead"]:
         return self.two_hot.mean(output)
@@ -108,7 +119,7 @@ class ScalarCritic(Critic):
         units: int = 256,
         layers: int = 3,
         outscale: float = 1.0,
-        slow_rate: float = 0.02,
+        slow_rate: float | None = 0.02,
         slow_every: int = 1,
         style: StyleLike = None,
     ) -> None:

@@ -1,0 +1,203 @@
+"""What the Dreamers share: a world model learns from replayed sequences, an actor and a critic in its dreams.
+
+An update computes every loss, then makes one backward pass and steps the optimisers: stop-gradients decide who learns
+what, so it does not matter whether one optimiser has all parameters or each part one of its own. Shapes are static and
+nothing waits for the device, so that the whole update can be captured as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from rl_lab.components.behaviours import ActorCritic, BehaviourRules, Learned
+from rl_lab.components.behaviours.actor_critic import Gradient
+from rl_lab.components.controllers.actors import Actor
+from rl_lab.components.controllers.critics import Critic
+from rl_lab.components.predictors import ContinuePredictor
+from rl_lab.components.representation_learners.base import LatentState
+from rl_lab.errors import ConfigError, nearest
+from rl_lab.metrics.values import TensorMetrics
+from rl_lab.nn.capture import CapturedStep, compile_block
+from rl_lab.nn.normalizers import ReturnNormalizer
+from rl_lab.records import SequenceBatch
+from rl_lab.workflows.base import Mode
+from rl_lab.workflows.context import PhaseView, WorkflowContext
+from rl_lab.workflows.latent import LatentWorkflow, Replayed
+
+Losses = dict[str, Tensor]
+GradientChoice = Gradient | Literal["auto"]  # auto: reinforce for discrete actions, dynamics for continuous ones
+
+
+@runtime_checkable
+class CapturableOptimizer(Protocol):
+    """An optimiser that never waits for the device and leaves out an update whose loss or gradient is not finite."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+    def step(self, *, loss: Tensor) -> Any: ...
+
+    def metrics(self) -> dict[str, Tensor]: ...
+
+    def state_tensors(self) -> list[Tensor]: ...
+
+
+class Dreamer(LatentWorkflow):
+    """A version adds its settings, its form of the KL terms, and the rules of its behaviour."""
+
+    update_hooks = ("update",)
+    pieces: ClassVar[tuple[str, ...]] = ("_encode", "_prediction_losses")  # methods to compile
+    default_scales: ClassVar[Mapping[str, float]]  # of all loss terms
+
+    def __init__(
+        self,
+        *,
+        batch_size: int,
+        sequence_length: int,
+        train_ratio: float,
+        stored_latents: bool,
+        discount: float,
+        loss_scales: Mapping[str, float] | None,
+    ) -> None:
+        super().__init__(
+            batch_size=batch_size, sequence_length=sequence_length, train_ratio=train_ratio,
+            stored_latents=stored_latents,
+        )  # fmt: skip
+        self.discount = discount
+        for name in loss_scales or {}:
+            if name not in self.default_scales:
+                raise ConfigError(f"loss_scales.{name}: there is no such loss.{nearest(name, self.default_scales)}")
+        self.loss_scales = {**self.default_scales, **(loss_scales or {})}
+
+    @abstractmethod
+    def behaviour_rules(self) -> BehaviourRules:
+        """How actor and critic learn in dreams."""
+
+    def _gradient(self, choice: GradientChoice) -> Gradient:
+        if choice != "auto":
+            return choice
+        return "reinforce" if self.context.action_spec.kind == "discrete" else "dynamics"
+
+    @abstractmethod
+    def divergence_losses(self, posterior: Any, prior: Any) -> tuple[Losses, Tensor]:
+        """The terms that hold prior and posterior together, and the plain KL(posterior || prior) of each record."""
+
+    def _bind_context(self, context: WorkflowContext) -> None:
+        super()._bind_context(context)
+        self.actor = context.controller("policy", Actor)
+        self.critic = context.controller("critic", Critic)
+        self.continuation: ContinuePredictor | None = None
+        if "continue" in context.components:
+            self.continuation = context.component("continue", ContinuePredictor)
+            self.discount = self.continuation.discount
+        return_scale = None
+        if "return_normalizer" in context.components:
+            return_scale = context.component("return_normalizer", ReturnNormalizer)
+        self.behaviour = ActorCritic(
+            self.behaviour_rules(), rssm=self.rssm, reward=self.reward, continuation=self.continuation,
+            discount=self.discount, actor=self.actor, critic=self.critic, return_scale=return_scale,
+        )  # fmt: skip
+        # There are none where the run is only loaded to act.
+        self.optimizers: dict[str, CapturableOptimizer] = {
+            name: context.optimizer(name, CapturableOptimizer) for name in context.optimizers
+        }
+        self._metric_names: tuple[str, ...] = ()
+        self._step: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self._train_step
+        if context.compile:
+            self._compile()
+
+    def _compile(self) -> None:
+        """Compiled pieces inside one captured CUDA graph. The plain methods stay the reference."""
+        self.rssm.compile_steps()
+        self.behaviour.compile_pieces()
+        for name in self.pieces:
+            setattr(self, name, compile_block(getattr(self, name)))
+        self._step = CapturedStep(self._train_step, self._changing_tensors)
+
+    def _changing_tensors(self) -> list[Tensor]:
+        states = [tensor for optimizer in self.optimizers.values() for tensor in optimizer.state_tensors()]
+        return self._model_tensors() + states
+
+    def _choose_action(self, latent: LatentState, *, mode: Mode) -> Tensor:
+        """A sample while training; the likeliest action in an evaluation."""
+        distribution = self.actor.distribution(self.actor(latent.features))
+        return distribution.sample() if mode == "train" else distribution.mode()
+
+    # One update -------------------------------------------------------------------------------------------------------
+
+    def update(self, batch: SequenceBatch, *, phase: PhaseView) -> TensorMetrics:
+        """One gradient step on everything; fresh latents go back into the replay, where it keeps them."""
+        self._write_pending_latents()
+        outputs = self._step(self._inputs(batch))
+        if self.latent_specs and phase.data_source is not None and batch.indices is not None:
+            self._write_latents(phase.data_source, batch.indices[:, 1:], {n: outputs[n] for n in self.latent_specs})
+        return TensorMetrics(self._metric_names, outputs["metrics"])
+
+    def _train_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        with self.context.autocast():
+            losses, states, metrics = self.losses(self._replayed(inputs))
+            total = torch.stack([self.loss_scales[name] * loss for name, loss in losses.items()]).sum()
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        for optimizer in self.optimizers.values():
+            optimizer.step(loss=total)
+        self.critic.update_slow()
+        metrics |= {f"loss/{name}": loss for name, loss in losses.items()} | {"loss/total": total}
+        for name, optimizer in self.optimizers.items():
+            prefix = f"optimizer/{name}_" if len(self.optimizers) > 1 else "optimizer/"
+            metrics |= {prefix + key: value for key, value in optimizer.metrics().items()}
+        packed = TensorMetrics.pack(metrics)
+        self._metric_names = packed.names
+        latents = self.rssm.to_stored(states.detach()) if self.latent_specs else {}
+        return latents | {"metrics": packed.values_vector}
+
+    def batch_losses(self, batch: SequenceBatch) -> Losses:
+        with self.context.autocast():
+            return self.losses(self._replayed(self._inputs(batch)))[0]
+
+    def losses(self, data: Replayed) -> tuple[Losses, LatentState, dict[str, Tensor]]:
+        """Every loss term, unscaled; the posterior states; values to watch."""
+        losses, states, metrics = self.world_model_losses(data)
+        learned = self.learn_behaviour(states, data)
+        return losses | learned.losses, states, metrics | learned.metrics
+
+    # The world model --------------------------------------------------------------------------------------------------
+
+    def world_model_losses(self, data: Replayed) -> tuple[Losses, LatentState, dict[str, Tensor]]:
+        """Prediction and divergence terms over replayed sequences."""
+        embed = self._encode(data.observation)
+        states, posterior_params = self.rssm.observe(embed, data.prev_action, data.is_first, data.initial)
+        losses, metrics = self._prediction_losses(states, posterior_params, embed, data)
+        return losses, states, metrics
+
+    def _encode(self, observation: dict[str, Tensor]) -> Tensor:
+        return self.encoder(observation)
+
+    def _prediction_losses(
+        self, states: LatentState, posterior_params: Tensor, embed: Tensor, data: Replayed
+    ) -> tuple[Losses, dict[str, Tensor]]:
+        """What the states must explain: the observation, the reward, the episode's end, and each other."""
+        features = states.features
+        posterior = self.rssm.distribution(posterior_params)
+        prior = self.rssm.distribution(self.rssm.prior(states.deter))
+        divergences, kl = self.divergence_losses(posterior, prior)
+        reconstruction = self.decoder.losses(states, embed, data.observation)
+        losses = {"observation": torch.stack([loss.mean() for loss in reconstruction.values()]).sum()}
+        losses["reward"] = self.reward.loss(self.reward(features), data.reward).mean()
+        if self.continuation is not None:
+            losses["continue"] = self.continuation.loss(self.continuation(features), data.is_terminal).mean()
+        metrics = {f"reconstruction/{key}": loss.mean() for key, loss in reconstruction.items()}
+        metrics |= {"latent/kl": kl.mean(), "latent/prior_entropy": self.rssm.entropy(prior).mean()}
+        metrics |= {"latent/posterior_entropy": self.rssm.entropy(posterior).mean()}
+        return losses | divergences, metrics
+
+    # The behaviour ----------------------------------------------------------------------------------------------------
+
+    def learn_behaviour(self, states: LatentState, data: Replayed) -> Learned:
+        """Actor and critic, on dreams from every replayed state. No gradient reaches the world model."""
+        return self.behaviour.learn(self.rssm.starts(states), data.is_terminal.flatten())
