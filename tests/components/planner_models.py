@@ -40,10 +40,13 @@ class ValuedPull(Pull):
         return -state.square().sum(-1)
 
     def policy(self, state):
-        return (-state).clamp(-1.0, 1.0)
+        """A bad one: the other way, or always the last class."""
+        continuous = state[..., : self.layout.continuous].clamp(-1.0, 1.0)
+        classes = [torch.tensor([0.0, 0.0, 1.0]).expand(len(state), 3) for _ in self.layout.classes]
+        return torch.cat([continuous, *classes], -1)
 
 
-class BrokenPull(Pull):
+class BrokenPull(ValuedPull):
     """Not finite for rows whose first move goes up; the others earn less than nothing."""
 
     def step(self, state, action):

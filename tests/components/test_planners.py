@@ -10,6 +10,12 @@ from tests.components.planner_models import CONTINUOUS, DISCRETE, MIXED, BrokenP
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rl_lab.components.planners.cem import CEM
+from rl_lab.components.planners.colored_noise import noise_filter
+from rl_lab.components.planners.gradient import GradientPlanner
+from rl_lab.components.planners.icem import ICEM
+from rl_lab.components.planners.mppi import MPPI
+from rl_lab.components.planners.policy_guided import PolicyGuided
+from rl_lab.components.planners.random_shooting import RandomShooting
 from rl_lab.errors import ConfigError, NonFiniteError
 from rl_lab.specs import ActionSpec
 
@@ -21,11 +27,19 @@ STARTS = {
 PLANNERS = {
     "cem": partial(CEM, samples=128, elites=12, iterations=8),
     "cem_best": partial(CEM, samples=128, elites=12, iterations=8, execute="best"),
+    "icem": partial(ICEM, samples=128, elites=12, iterations=8, noise_beta=0.5),
+    "random_shooting": partial(RandomShooting, samples=2_000, horizon=1),
+    "mppi": partial(MPPI, samples=256, iterations=8, temperature=0.2, elites=32, min_std=0.02),
+    "mppi_plain": partial(MPPI, samples=512, iterations=8, temperature=0.01, std=0.3),
+    "policy_guided": partial(PolicyGuided, samples=256, policy_samples=8, iterations=8, elites=24, temperature=0.2),
+    "gradient": partial(GradientPlanner, restarts=3, iterations=40),
 }
+SAMPLING = [name for name in PLANNERS if name != "gradient"]
 
 
-def make(name, layout, model=Pull, **settings):
-    planner = PLANNERS[name](action=layout, **{"horizon": 3, **settings})
+def make(name, layout, model=None, **settings):
+    model = model or (ValuedPull if name == "policy_guided" else Pull)
+    planner = PLANNERS[name](action=layout, **({} if name == "random_shooting" else {"horizon": 3}) | settings)
     planner.attach(model(layout))
     return planner
 
@@ -34,8 +48,11 @@ def start(layout):
     return torch.tensor(STARTS[layout])
 
 
-@pytest.mark.parametrize("layout", [CONTINUOUS, DISCRETE, MIXED], ids=["continuous", "discrete", "mixed"])
-@pytest.mark.parametrize("name", PLANNERS)
+def layouts_of(name):
+    return [CONTINUOUS] if name == "gradient" else [CONTINUOUS, DISCRETE, MIXED]
+
+
+@pytest.mark.parametrize(("name", "layout"), [(name, layout) for name in PLANNERS for layout in layouts_of(name)])
 def test_a_planner_finds_the_best_first_move(name, layout):
     """-x is the best move in every environment of the batch, whatever the actions are made of."""
     torch.manual_seed(0)
@@ -61,7 +78,8 @@ def test_environments_are_planned_apart(name):
 @pytest.mark.parametrize("name", PLANNERS)
 def test_zeros_are_no_memory(name):
     """An environment whose memory was cleared plans as at its first decision, the others go on from their plan."""
-    planner, state = make(name, CONTINUOUS, iterations=1), start(CONTINUOUS)
+    few = {} if name == "random_shooting" else {"horizon": 3, "iterations": 1}
+    planner, state = make(name, CONTINUOUS, **few), start(CONTINUOUS)
     noise = planner.draw_noise(2)
     first = planner.plan(state, planner.initial_memory(2), noise=noise)
     keep = torch.tensor([0.0, 1.0])
@@ -93,11 +111,10 @@ def test_a_model_that_is_never_finite_is_an_error(name):
         plan.require_finite()
 
 
-@pytest.mark.parametrize("layout", [CONTINUOUS, MIXED], ids=["continuous", "mixed"])
-@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize(("name", "layout"), [(name, layout) for name in PLANNERS for layout in layouts_of(name)])
 def test_a_plan_never_waits_for_the_device(name, layout):
     """No value is read back: a plan runs on tensors without data, so that it can be captured as a graph."""
-    planner = make(name, layout)
+    planner = make(name, layout, **({} if name == "random_shooting" else {"horizon": 2, "iterations": 2}))
     with FakeTensorMode(allow_non_fake_inputs=True):
         plan = planner.plan(torch.zeros(2, 2), planner.initial_memory(2))
     assert plan.action.shape == (2, layout.size)
@@ -175,3 +192,89 @@ def test_layouts_follow_the_action_space():
     """A box is continuous entries, (multi-)discrete actions are one-hots, as the codec encodes them."""
     assert CEM(action=ActionSpec("continuous", (2, 3))).layout.size == 6
     assert CEM(action={"kind": "discrete", "shape": [2], "classes": [3, 4]}).layout.classes == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("planner", "settings", "words"),
+    [
+        (GradientPlanner, {"action": DISCRETE}, "needs continuous actions"),
+        (GradientPlanner, {"action": MIXED}, "needs continuous actions"),
+        (GradientPlanner, {"restarts": 0}, "restarts=0"),
+        (MPPI, {"temperature": 0.0}, "temperature=0.0"),
+        (MPPI, {"min_std": 2.0}, "min_std=2.0"),
+        (ICEM, {"keep": 1.5}, "keep=1.5"),
+        (ICEM, {"noise_beta": -1.0}, "noise_beta=-1.0"),
+        (PolicyGuided, {"policy_samples": 0}, "policy_samples=0"),
+        (RandomShooting, {"samples": 0}, "samples=0"),
+    ],
+)
+def test_wrong_settings_of_the_other_planners_are_refused(planner, settings, words):
+    """Each planner names the setting that it cannot plan with."""
+    with pytest.raises(ConfigError, match=words):
+        planner(**{"action": CONTINUOUS} | settings)
+
+
+def test_models_that_a_planner_cannot_use_are_refused():
+    """A policy-guided planner needs a policy and a value; a gradient one a model that torch can see through."""
+
+    class Opaque(Pull):
+        def step(self, state, action):
+            return super().step(state, action.detach())
+
+    with pytest.raises(ConfigError, match="predicts no value"):
+        make("policy_guided", CONTINUOUS, Pull)
+    with pytest.raises(ConfigError, match="follows the model's policy, but Pull has none"):
+        make("policy_guided", CONTINUOUS, Pull, bootstrap="never")
+    planner = make("gradient", CONTINUOUS, Opaque)
+    with pytest.raises(ConfigError, match="cannot see through Opaque"):
+        planner.plan(start(CONTINUOUS), planner.initial_memory(2))
+
+
+def test_the_gradient_planner_plans_where_gradients_are_off():
+    """Acting runs in inference mode; the planner switches gradients on for itself, and leaves none on the model."""
+    planner = make("gradient", CONTINUOUS)
+    with torch.inference_mode():
+        plan = planner.plan(start(CONTINUOUS), planner.initial_memory(2))
+    torch.testing.assert_close(plan.action, -start(CONTINUOUS), atol=0.1, rtol=0.0)
+    assert not plan.action.requires_grad
+
+
+def test_icem_takes_its_elites_along():
+    """The best sequences of a decision, one step on, are candidates of the next."""
+    planner = make("icem", CONTINUOUS)
+    first = planner.plan(start(CONTINUOUS), planner.initial_memory(2))
+    settings = {"iterations": 1, "samples": 128, "elites": 12}
+    single = ICEM(action=CONTINUOUS, horizon=3, **settings)
+    single.attach(planner.simulator)
+    second = single.plan(start(CONTINUOUS), first.memory)
+    best = first.candidates[torch.arange(2), first.elites[:, 0]]
+    torch.testing.assert_close(second.candidates[:, 0, :-1], best[:, 1:])
+
+
+def test_policy_sequences_compete():
+    """The candidates of a policy-guided plan begin with what the policy would do."""
+    planner = make("policy_guided", CONTINUOUS)
+    plan = planner.plan(start(CONTINUOUS), planner.initial_memory(2))
+    torch.testing.assert_close(plan.candidates[:, :8, 0], start(CONTINUOUS)[:, None].expand(2, 8, 2))
+
+
+@pytest.mark.parametrize(("beta", "correlation"), [(0.0, 0.0), (1.0, 0.49), (2.0, 0.80), (3.0, 0.91)])
+def test_coloured_noise_is_slow_and_has_variance_one(beta, correlation):
+    """Neighbouring steps of a horizon of 20 correlate the more, the higher beta is."""
+    torch.manual_seed(0)
+    noise = noise_filter(20, beta) @ torch.randn(20, 20_000)
+    torch.testing.assert_close(noise.square().mean(), torch.tensor(1.0), atol=0.03, rtol=0.0)
+    assert (noise[1:] * noise[:-1]).mean().item() == pytest.approx(correlation, abs=0.1)
+
+
+def test_particles_are_averaged():
+    """A candidate's return is the mean over its particles, which the model may treat differently."""
+
+    class Spread(Pull):
+        def spread(self, state, candidates, particles=1):
+            rows = super().spread(state, candidates, particles)
+            return rows + torch.arange(particles).repeat(len(rows) // particles)[:, None]
+
+    planner = make("cem", CONTINUOUS, Spread, particles=3)
+    score = planner.score(torch.zeros(1, 2), torch.zeros(1, 1, 1, 2))
+    assert score.item() == pytest.approx(-(0 + 2 + 8) / 3)

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rl_lab.components.planners.action_layout import ActionLayout
+from rl_lab.components.planners.colored_noise import noise_filter
 from rl_lab.errors import ConfigError, NonFiniteError
 from rl_lab.simulation.service import SimulatorService
 from rl_lab.simulation.simulator import ModelState, Simulator, batch_size
@@ -62,6 +63,7 @@ class Planner(nn.Module, ABC):
     """
 
     neutral: Tensor
+    noise_filter: Tensor | None
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class Planner(nn.Module, ABC):
         particles: int = 1,  # rollouts of each candidate in an uncertain model, averaged
         bootstrap: Bootstrap = "auto",  # the model's value at the horizon; auto: where it has one
         warm_start: bool = True,  # begin with the plan of the decision before
+        noise_beta: float = 0.0,  # how slowly the noise of candidates changes in time: its power is 1 / frequency^beta
     ) -> None:
         super().__init__()
         if horizon < 1 or particles < 1:
@@ -82,6 +85,9 @@ class Planner(nn.Module, ABC):
         self.horizon, self.discount, self.particles = horizon, discount, particles
         self.bootstrap, self.warm_start = bootstrap, warm_start
         self.register_buffer("neutral", self.layout.neutral(), persistent=False)
+        self.register_buffer(
+            "noise_filter", noise_filter(horizon, noise_beta) if noise_beta else None, persistent=False
+        )
         self._service = SimulatorService()
 
     # The model --------------------------------------------------------------------------------------------------------
@@ -149,8 +155,10 @@ class Planner(nn.Module, ABC):
     @abstractmethod
     def _plan(self, state: ModelState, memory: Memory, noise: Mapping[str, Tensor]) -> Plan: ...
 
-    def _normal(self, *shape: int) -> Tensor:
-        return torch.randn(*shape, self.layout.size, device=self.neutral.device)
+    def _normal(self, *lead: int) -> Float[Tensor, "*lead horizon action"]:
+        """Noise for whole sequences, white or coloured."""
+        white = torch.randn(*lead, self.horizon, self.layout.size, device=self.neutral.device)
+        return white if self.noise_filter is None else self.noise_filter @ white
 
     def _first_mean(self, memory: Memory) -> Float[Tensor, "env horizon action"]:
         """Last decision's mean, one step on; the neutral one where there is none."""

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from rl_lab.components.planners.base import Memory, Plan, Planner, check_counts, take
+from rl_lab.components.planners.search import Search, moments
 from rl_lab.errors import ConfigError
 from rl_lab.simulation.simulator import ModelState
 
 VARIANCE_FLOOR = 1e-6
-
-
-class Search(NamedTuple):
-    """The distribution that candidates are drawn from."""
-
-    mean: Float[Tensor, "env horizon action"]
-    std: Float[Tensor, "env horizon action"]
 
 
 class CEM(Planner):
@@ -54,7 +48,7 @@ class CEM(Planner):
         self.class_floor, self.execute = class_floor, execute
 
     def draw_noise(self, num_envs: int) -> dict[str, Tensor]:
-        return {"candidates": self._normal(self.iterations, num_envs, self.samples, self.horizon)}
+        return {"candidates": self._normal(self.iterations, num_envs, self.samples)}
 
     def _plan(self, state: ModelState, memory: Memory, noise: Mapping[str, Tensor]) -> Plan:
         search = self._start(memory)
@@ -81,14 +75,12 @@ class CEM(Planner):
         returns: Float[Tensor, "env elite"],
     ) -> Search:
         """Mean and variance of the elites whose return is finite; the old ones where there is none."""
-        weight = returns.isfinite().to(elites.dtype)
-        weight = (weight / weight.sum(1, keepdim=True).clamp(min=1.0))[:, :, None, None]
-        mean = (weight * elites).sum(1)
-        variance = (weight * (elites - mean[:, None]).square()).sum(1)
+        finite = returns.isfinite().to(elites.dtype)
+        mean, variance = moments(elites, finite / finite.sum(1, keepdim=True).clamp(min=1.0))
         mean = self.momentum * search.mean + (1.0 - self.momentum) * mean
         variance = self.momentum * search.std.square() + (1.0 - self.momentum) * variance
         std = (variance + VARIANCE_FLOOR).sqrt().clamp(min=self.min_std)
-        found = returns.isfinite().any(1)[:, None, None]
+        found = finite.amax(1)[:, None, None] > 0
         mean = self.layout.keep_possible(torch.where(found, mean, search.mean), self.class_floor)
         return Search(mean, torch.where(found, std, search.std))
 

@@ -1,0 +1,63 @@
+"""Planning with the help of a policy and a value (as in TD-MPC)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+
+from rl_lab.components.planners.base import Bootstrap
+from rl_lab.components.planners.mppi import MPPI
+from rl_lab.errors import ConfigError
+from rl_lab.simulation.simulator import ModelState
+
+
+class PolicyGuided(MPPI):
+    """MPPI over elites, some of whose candidates follow the model's policy, and whose returns end with its value.
+
+    The policy's sequences are drawn once and compete in every iteration. `samples` counts them too: with nothing but
+    them, the planner chooses among the policy's own ideas.
+    """
+
+    def __init__(
+        self,
+        *,
+        samples: int = 128,
+        iterations: int = 4,
+        elites: int | None = 16,
+        policy_samples: int = 16,
+        temperature: float = 0.5,
+        std: float = 1.0,
+        min_std: float | None = 0.05,
+        bootstrap: Bootstrap = "always",
+        **arguments: Any,
+    ) -> None:
+        super().__init__(
+            samples=samples, iterations=iterations, elites=elites, temperature=temperature, std=std, min_std=min_std,
+            bootstrap=bootstrap, **arguments,
+        )  # fmt: skip
+        if not 1 <= policy_samples <= samples:
+            raise ConfigError(
+                f"policy_samples={policy_samples}, samples={samples}: expected from 1 to as many as samples. Without "
+                "any, use controllers/planners=mppi."
+            )
+        self.policy_samples = policy_samples
+
+    def check_model(self) -> None:
+        super().check_model()
+        if not self.simulator.has_policy:
+            raise ConfigError(
+                f"{type(self).__name__} follows the model's policy, but {type(self.simulator).__name__} has none. Use "
+                "controllers/planners=mppi or cem."
+            )
+
+    def draw_noise(self, num_envs: int) -> dict[str, Tensor]:
+        return {"candidates": self._normal(self.iterations, num_envs, self.samples - self.policy_samples)}
+
+    def _fixed_candidates(self, state: ModelState) -> Float[Tensor, "env candidate horizon action"]:
+        """What the policy would do."""
+        simulator, count = self.simulator, self.policy_samples
+        start = simulator.spread(state, count)
+        actions = simulator.rollout(start, None, self.horizon).action
+        return actions.view(-1, count, *actions.shape[1:]).to(self.neutral.dtype)
