@@ -32,8 +32,9 @@ class TrainingSettings:
     """The curriculum; null: one online phase on the replay source."""
     compile: Literal["auto", "off"] = "auto"
     """`auto`: compile the update where it pays (on a GPU)."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Compute type of the updates; `auto`: bfloat16 on a GPU, float32 on the CPU. Parameters stay float32."""
+    precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
+    """Compute type of the updates; `auto`: bfloat16 on a GPU, float32 on the CPU. `tf32`: float32 with products of
+    reduced precision on a GPU. Parameters stay float32."""
     resume_path: str | None = None
     """A run or one of its checkpoints to go on with."""
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"

@@ -66,6 +66,10 @@ class LatentWorkflow(Workflow):
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
+    def _embed(self, observation: Mapping[str, Tensor]) -> Tensor:
+        """What the model sees of an observation."""
+        return self.encoder(observation)
+
     @abstractmethod
     def _choose_action(self, latent: LatentState, *, mode: Mode) -> Float[Tensor, "envs action"]:
         """An encoded action for each environment."""
@@ -79,7 +83,7 @@ class LatentWorkflow(Workflow):
         """Filter the new observation into the latent state and choose an action from it."""
         device = self.context.device
         with self.context.autocast():
-            embed = self.encoder({key: torch.as_tensor(value, device=device) for key, value in observation.items()})
+            embed = self._embed({key: torch.as_tensor(value, device=device) for key, value in observation.items()})
             latent, _ = self.rssm.observe_step(_latent(state), state["action"], embed)
             action = self._choose_action(latent, mode=mode)
         return self.codec.decode(action).cpu().numpy(), _agent_state(latent, action)
@@ -164,7 +168,7 @@ class LatentWorkflow(Workflow):
         prev_action = torch.cat([torch.zeros_like(action[:, :1]), action[:, :-1]], 1)
         state, states = self.rssm.initial(batch.action.shape[0]), []
         with self.context.autocast():
-            embed = self.encoder(batch.observation)
+            embed = self._embed(batch.observation)
             for t in range(action.shape[1]):
                 if t < context:
                     state, _ = self.rssm.observe_step(state, prev_action[:, t].to(embed.dtype), embed[:, t])

@@ -20,16 +20,18 @@ class MLPDecoder(nn.Module):
 
     Vector keys predict symlog values, with the squared error summed over the entries (no 1/2); discrete keys predict
     logits, with the cross-entropies summed over the components. With `unit_normal` the squared error is halved: it then
-    is -log N(x | prediction, 1) without its constant, as PlaNet, Dreamer v1 and v2 have it.
+    is -log N(x | prediction, 1) without its constant, as PlaNet, Dreamer v1 and v2 have it; `std` is the deviation of
+    that normal where it is not 1.
     """
 
     def __init__(
         self, *, observation: Mapping[str, SpecLike], feature_size: int, units: int = 256, layers: int = 3,
-        outscale: float = 1.0, use_symlog: bool = True, unit_normal: bool = False, style: StyleLike = None,
+        outscale: float = 1.0, use_symlog: bool = True, unit_normal: bool = False, std: float = 1.0,
+        style: StyleLike = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.specs = observation_specs(observation)
-        self.use_symlog, self.factor = use_symlog, 0.5 if unit_normal else 1.0
+        self.use_symlog, self.factor = use_symlog, (0.5 if unit_normal else 1.0) / std**2
         look = layer_style(style)
         self.mlp = MLP(feature_size, units, layers, style=look)
         sizes = {key: spec.encoded_size for key, spec in self.specs.items()}

@@ -40,6 +40,7 @@ class MultiKeyDecoder(nn.Module):
         outscale: float = 1.0,
         use_symlog: bool = True,
         unit_normal: bool = False,
+        vector_std: float = 1.0,
         image_decoder: str = "dreamer",
         style: StyleLike = None,
         image_style: StyleLike = None,  # where it is not that of the other layers; only image_decoder=planet has styles
@@ -52,7 +53,8 @@ class MultiKeyDecoder(nn.Module):
         if vectors:
             self.vector = MLPDecoder(
                 observation=vectors, feature_size=deter + stoch_size, units=units, layers=layers,
-                outscale=outscale, use_symlog=use_symlog, unit_normal=unit_normal, style=style,
+                outscale=outscale, use_symlog=use_symlog, unit_normal=unit_normal, std=vector_std,
+                style=style,
             )  # fmt: skip
         if self.images:
             self.image = _image_decoder(

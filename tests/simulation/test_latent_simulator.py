@@ -1,0 +1,103 @@
+"""Planning in a latent world model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rl_lab.components.planners.cem import CEM
+from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
+from rl_lab.components.representation_learners.base import LatentState
+from rl_lab.components.representation_learners.dense_rssm import DenseCategoricalRSSM, GaussianRSSM
+from rl_lab.components.representation_learners.rssm import BlockRSSM
+from rl_lab.errors import ConfigError
+from rl_lab.simulation.latent import LatentSimulator
+from rl_lab.specs import ActionSpec
+
+SIZES = {"embed_size": 3, "action_size": 2, "deter": 8, "hidden": 6}
+MODELS = {
+    "gaussian": lambda: GaussianRSSM(**SIZES, stoch=4),
+    "dense": lambda: DenseCategoricalRSSM(**SIZES, groups=2, classes=2),
+    "block": lambda: BlockRSSM(**SIZES, groups=2, classes=2, blocks=2),
+}
+
+
+@pytest.fixture(params=MODELS)
+def simulator(request: pytest.FixtureRequest) -> LatentSimulator:
+    torch.manual_seed(0)
+    size = {"feature_size": 12, "units": 5}
+    return LatentSimulator(
+        rssm=MODELS[request.param](), reward=RewardPredictor(**size, distribution="unit_normal", outscale=1.0),
+        action_size=2, encode=lambda observation: observation["vector"], continuation=ContinuePredictor(**size),
+        value=lambda features: features.sum(-1), policy=lambda features: torch.tanh(features[:, :2]),
+    )  # fmt: skip
+
+
+def test_a_step_is_the_prior_and_what_it_arrives_at(simulator: LatentSimulator) -> None:
+    """Reward and continuation of the state that the action leads to, for every state-space model."""
+    state = simulator.observe({"vector": torch.randn(5, 3)})
+    action = torch.rand(5, 2)
+    torch.manual_seed(1)
+    following, reward, continuation = simulator.step(state, action)
+    torch.manual_seed(1)
+    noise = simulator.rssm.draw_noise((5,), "cpu")
+    expected = simulator.rssm.predict_step(state, action, noise)
+    torch.testing.assert_close(following.features, expected.features)
+    torch.testing.assert_close(reward, simulator.reward(expected.features)[:, 0])
+    logit = simulator.continuation(expected.features)
+    torch.testing.assert_close(continuation, (torch.sigmoid(logit) / simulator.continuation.discount).clamp(max=1.0))
+    torch.testing.assert_close(simulator.value(following), expected.features.sum(-1))
+    assert simulator.policy(following).shape == (5, 2)
+    assert simulator.rollout(state, None, 3).reward.shape == (5, 3)
+
+
+def test_observing_goes_on_from_the_latent_before(simulator: LatentSimulator) -> None:
+    """And forgets it, with the action, where an episode begins."""
+    before = simulator.observe({"vector": torch.randn(2, 3)})
+    seen, action = {"vector": torch.randn(2, 3)}, torch.rand(2, 2)
+    state = simulator.observe(seen, previous=before, action=action, is_first=torch.tensor([True, False]))
+    expected, _ = simulator.rssm.advance(before, action)
+    fresh, _ = simulator.rssm.advance(simulator.rssm.initial(2), torch.zeros(2, 2))
+    torch.testing.assert_close(state.deter[0], fresh[0])
+    torch.testing.assert_close(state.deter[1], expected[1])
+
+
+def test_without_an_encoder_there_is_nothing_to_observe() -> None:
+    """The message says so."""
+    model = LatentSimulator(rssm=MODELS["gaussian"](), reward=RewardPredictor(feature_size=12), action_size=2)
+    with pytest.raises(ConfigError, match="no encoder"):
+        model.observe({"vector": torch.randn(2, 3)})
+
+
+class Integrator(GaussianRSSM):
+    """h' = h + a, without noise: a model whose best actions are known."""
+
+    def advance(self, state, action):
+        return state.deter + action, None
+
+    def sample(self, params, noise, dtype):
+        return torch.zeros(*params.shape[:-1], self.stoch_size)
+
+
+class Distance(RewardPredictor):
+    """-|h - (0.5, -0.25)|²"""
+
+    def forward(self, features):
+        return -(features[:, :2] - torch.tensor([0.5, -0.25])).square().sum(-1, keepdim=True)
+
+
+def test_planet_s_search_finds_the_best_first_action() -> None:
+    """In a latent model that is solved by hand, for two environments at once."""
+    torch.manual_seed(0)
+    rssm = Integrator(embed_size=3, action_size=2, deter=2, hidden=4, stoch=1)
+    model = LatentSimulator(
+        rssm=rssm, reward=Distance(feature_size=3, units=2, distribution="unit_normal"), action_size=2
+    )
+    planner = CEM(
+        action=ActionSpec("continuous", (2,)), horizon=3, samples=300, iterations=8, elites=30, init_std=1.0,
+        momentum=0.0, warm_start=False,
+    )  # fmt: skip
+    planner.attach(model)
+    state = LatentState(torch.tensor([[0.0, 0.0], [0.4, 0.4]]), torch.zeros(2, 1))
+    plan = planner.plan(state, planner.initial_memory(2))
+    torch.testing.assert_close(plan.action, torch.tensor([[0.5, -0.25], [0.1, -0.65]]), atol=0.05, rtol=0.0)
