@@ -121,7 +121,8 @@ def compare(python: str, *, batch: int, length: int, threads: int, turns: int, u
     parameters = {"rl_lab": ours.parameters} | {name: peer.facts["parameters"] for name, peer in peers.items()}
     for name in sides:
         wall, cpu = (median(turn[name][clock] for turn in rounds) / updates for clock in (0, 1))
-        figures[name] = {"parameters": parameters[name], "updates_per_s": 1 / wall, "ms": 1e3 * wall, "cpu_ms": 1e3 * cpu}
+        figures[name] = {"parameters": parameters[name], "updates_per_s": 1 / wall}
+        figures[name] |= {"ms": 1e3 * wall, "cpu_ms": 1e3 * cpu}
     for name, peer in peers.items():
         figures[name] |= {"sheeprl": peer.facts["version"], "torch": peer.facts["torch"]}
         figures[f"times_as_fast_as_{name}"] = median(turn[name][0] / turn["rl_lab"][0] for turn in rounds)

@@ -7,7 +7,7 @@ from typing import Any
 import example_environments  # noqa: F401  (registers them)
 import numpy as np
 import pytest
-from environment_helpers import play, random_actions
+from environment_helpers import assert_same_step, play, random_actions
 
 from rl_lab.environments import EnvironmentSettings, make_vector_env
 from rl_lab.environments.base import episode_seed
@@ -164,3 +164,26 @@ def test_life_loss_ends_training_episodes_only() -> None:
     assert all(ended.info[0]["lives"] == 0 for ended in ends[1])
     train.close()
     final.close()
+
+
+@pytest.mark.parametrize("backend", ["sync", "process"])
+def test_send_and_receive_are_a_step_in_two_halves(backend: str) -> None:
+    """The same steps. What is saved in between is the state before; a return to it first ends what is under way."""
+    settings = EnvironmentSettings(id="CartPole-v1", num_envs=2, backend=backend)
+    plain, halves = (make_vector_env(settings, seed=3) for _ in range(2))
+    plain.reset()
+    halves.reset()
+    actions = random_actions(plain, 40)
+    for action in actions[:30]:
+        halves.send(action)
+        state = halves.get_state()
+        halves.set_state(state)
+        halves.send(action)
+        assert_same_step(plain.step(action), halves.receive())
+    with pytest.raises(EnvironmentFailure, match=r"receive\(\) was called without"):
+        halves.receive()
+    halves.send(actions[30])
+    with pytest.raises(EnvironmentFailure, match="before the step under way was received"):
+        halves.send(actions[31])
+    for env in (plain, halves):
+        env.close()

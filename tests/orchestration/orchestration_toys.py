@@ -167,7 +167,7 @@ class ToyWorkflow(Workflow):
 NAMES = PhaseNames(
     update_hooks=("update_world_model", "update_controller"),
     other_hooks=("distill",),
-    data_sources=("replay",),
+    data_sources=("replay", "other"),
     roles=("random", "policy", "planner"),
 )
 
@@ -179,6 +179,8 @@ def build(
     total: int = 40,
     start: int = 0,
     run: RunDirectory | None = None,
+    overlap: bool = False,
+    sources: tuple[str, ...] = ("replay",),
     **settings: Any,
 ) -> Orchestrator:
     """A whole run of the toys."""
@@ -193,9 +195,10 @@ def build(
         action_spec=envs.action_spec,
         components={"layer": nn.Linear(1, 1)},
         controllers=ControllerManager({}),
-        data_sources={"replay": ListSource(start)},
+        data_sources={name: ListSource(start) for name in sources},
         train_envs=envs,
         initial=envs.reset(),
+        overlap=overlap,
     )
     workflow = ToyWorkflow()
     workflow.initialize(context)

@@ -29,11 +29,13 @@ def make_vector_env(
     num_envs: int | None = None,
     stream: SeedStream = "train",
     render: bool = False,
+    overlap: bool = False,
 ) -> EpisodicVectorEnv:
-    """Environments that are stepped together. `render=True` lets `render()` show environment 0."""
+    """Environments that are stepped together. `render=True` lets `render()` show environment 0; `overlap=True` says
+    that the caller works on something else between `send` and `receive`."""
     settings = settings.resolved() if stream == "train" else settings.resolved().for_evaluation()
     seeds = SeedPlan(seed, stream, num_envs or settings.num_envs)
-    if choose_backend(settings, seeds.num_envs) == "process":
+    if choose_backend(settings, seeds.num_envs, overlap=overlap) == "process":
         from rl_lab.environments.process import ProcessVectorEnv
 
         return ProcessVectorEnv(settings=settings, seeds=seeds, render=render)

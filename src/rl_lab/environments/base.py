@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rl_lab.errors import EnvironmentFailure
 from rl_lab.records import VectorStep
 from rl_lab.specs import ActionSpec, ObservationSpec
 
@@ -27,6 +28,9 @@ class VectorEnv(ABC):
     An episode that ends is reset within the same step (see `VectorStep`), with the next seed of its environment.
     Actions are those of `action_spec`: [env, *shape]. The environment keeps the actions of the running episodes, so
     that `get_state` / `set_state` can bring them back by resetting with the episode's seed and replaying them.
+
+    `send` and `receive` are the two halves of `step`: in between the caller may do something else. The state of that
+    moment is the one before `send`: whoever restores it sends the actions again.
     """
 
     num_envs: int
@@ -35,6 +39,7 @@ class VectorEnv(ABC):
     action_repeat: int
     backend: str = "sync"
     restarts: int = 0  # environments or workers that failed and were replaced, so far
+    _sent: np.ndarray | None = None  # the actions of the step that was begun
     events: list[dict[str, str]]  # what happened and was not drained yet (worker restarts): dicts of `kind`, `message`
 
     def drain_events(self) -> list[dict[str, str]]:
@@ -48,6 +53,17 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def step(self, action: np.ndarray) -> VectorStep: ...
+
+    def send(self, action: np.ndarray) -> None:
+        """Begin a step. Environments that work elsewhere begin to work; others do when they are asked to `receive`."""
+        self._sent = action
+
+    def receive(self) -> VectorStep:
+        """End the step that `send` began."""
+        if self._sent is None:
+            raise EnvironmentFailure("receive() was called without a send() before it")
+        action, self._sent = self._sent, None
+        return self.step(action)
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:

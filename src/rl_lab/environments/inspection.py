@@ -132,14 +132,19 @@ def worker_count(settings: EnvironmentSettings, num_envs: int) -> int:
     return min(num_envs, available_cores() if settings.workers == "auto" else settings.workers)
 
 
-def choose_backend(settings: EnvironmentSettings, num_envs: int) -> str:
-    """`environment.backend`, with `auto` decided by what a step costs. The results do not depend on it."""
+def choose_backend(settings: EnvironmentSettings, num_envs: int, *, overlap: bool = False) -> str:
+    """`environment.backend`, with `auto` decided by what a step costs. The results do not depend on it.
+
+    With `overlap` the workers' time is hidden behind something else, so that only the messages count.
+    """
     if settings.backend != "auto":
         return settings.backend
     workers = worker_count(settings, num_envs)
-    if workers < 2:
+    if workers < 2 and not overlap:
         return "sync"
     cost = inspect_environment(settings).step_cost_us
     in_process = num_envs * cost
+    if overlap:
+        return "process" if _WORTH_IT * in_process > _MESSAGE_US else "sync"
     in_workers = _MESSAGE_US + ceil(num_envs / workers) * cost
     return "process" if in_workers < _WORTH_IT * in_process else "sync"

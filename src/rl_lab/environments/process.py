@@ -143,6 +143,7 @@ class ProcessVectorEnv(EpisodicVectorEnv):
         }
         groups = np.array_split(np.arange(seeds.num_envs), worker_count(settings, seeds.num_envs))
         self._workers: list[WorkerHandle] = []
+        self._unreached: dict[int, str] = {}  # workers that could not be told to step, and why
         self._timeouts = settings.worker_timeout, settings.startup_timeout
         try:
             for slot, group in enumerate(groups):
@@ -188,18 +189,22 @@ class ProcessVectorEnv(EpisodicVectorEnv):
         self._ask(self._workers, [(protocol.START, first)] * len(self._workers))
         self._copy_out(out)
 
-    def _step_all(self, action: np.ndarray, out: Observation) -> tuple[Any, list[EndedEpisode]]:
+    def _begin_all(self, action: np.ndarray) -> None:
         self._arrays.action[...] = action
-        failures: list[tuple[WorkerHandle, str]] = []
-        waiting = []
+        self._unreached = {}
         for worker in self._workers:
             try:
                 worker.send(protocol.STEP)
-                waiting.append(worker)
             except WorkerError as failure:
-                failures.append((worker, str(failure)))
+                self._unreached[worker.slot] = str(failure)
+
+    def _step_all(self, action: np.ndarray, out: Observation) -> tuple[Any, list[EndedEpisode]]:
+        failures: list[tuple[WorkerHandle, str]] = []
         endings: list[EndedEpisode] = []
-        for worker in waiting:
+        for worker in self._workers:
+            if worker.slot in self._unreached:
+                failures.append((worker, self._unreached[worker.slot]))
+                continue
             try:
                 for index, ending, anchor in worker.answer(self._timeouts[0]) or ():
                     last = {key: value[index].copy() for key, value in self._arrays.last.items()}
@@ -241,6 +246,8 @@ class ProcessVectorEnv(EpisodicVectorEnv):
         return [item[1] for item in results], [item[2] for item in results], [item[3] for item in results]
 
     def render(self) -> np.ndarray | None:
+        if self._sent is not None:
+            raise EnvironmentFailure("render() was called before the step under way was received")
         return self._ask(self._workers[:1], [(protocol.RENDER, None)])[0]
 
     def close(self) -> None:

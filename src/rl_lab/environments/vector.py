@@ -80,6 +80,9 @@ class EpisodicVectorEnv(VectorEnv):
     def _start_all(self, out: Observation) -> None:
         """Begin episode 0 everywhere."""
 
+    def _begin_all(self, action: np.ndarray) -> None:
+        """Let the environments set to work, where that needs no waiting."""
+
     @abstractmethod
     def _step_all(self, action: np.ndarray, out: Observation) -> tuple[Any, list[EndedEpisode]]:
         """One decision everywhere: rewards, and the episodes that ended (already begun anew in `out`)."""
@@ -91,6 +94,7 @@ class EpisodicVectorEnv(VectorEnv):
     # Stepping ---------------------------------------------------------------------------------------------------------
 
     def reset(self) -> VectorStep:
+        self._finish_work()
         out = self._empty()
         self._start_all(out)
         self._episode = [0] * self.num_envs
@@ -102,12 +106,25 @@ class EpisodicVectorEnv(VectorEnv):
         return self._current
 
     def step(self, action: np.ndarray) -> VectorStep:
+        self.send(action)
+        return self.receive()
+
+    def send(self, action: np.ndarray) -> None:
         if self._current is None:
             raise EnvironmentFailure("step() was called before reset() or set_state()")
         if action.shape != self._action_shape:
             raise EnvironmentFailure(
                 f"step() was given actions of shape {action.shape}, expected {self._action_shape} (environments first)"
             )
+        if self._sent is not None:
+            raise EnvironmentFailure("step() was called before the step under way was received")
+        self._sent = action
+        self._begin_all(action)
+
+    def receive(self) -> VectorStep:
+        action, self._sent = self._sent, None
+        if action is None:
+            raise EnvironmentFailure("receive() was called without a send() before it")
         out = self._empty()
         rewards, endings = self._step_all(action, out)
         reward = np.array(rewards, np.float32)
@@ -117,6 +134,11 @@ class EpisodicVectorEnv(VectorEnv):
         self._check_finite(out, reward)
         self._current = VectorStep(out, reward, is_first, ended)
         return self._current
+
+    def _finish_work(self) -> None:
+        """Before the environments are put elsewhere: a step under way must not answer in another's place."""
+        if self._sent is not None:
+            self.receive()
 
     def _empty(self) -> Observation:
         return {key: np.empty(shape, dtype) for key, shape, dtype in self._layout}
@@ -212,6 +234,7 @@ class EpisodicVectorEnv(VectorEnv):
         return actions.astype(np.uint8 if small else actions.dtype, copy=True)
 
     def set_state(self, state: dict[str, Any]) -> VectorStep:
+        self._finish_work()
         if not state:
             return self.reset()
         if state["id"] != self.settings.id or state["num_envs"] != self.num_envs:

@@ -12,7 +12,6 @@ import torch
 from rl_lab.data_sources.base import DataSource, SourceContext
 from rl_lab.environments import make_vector_env
 from rl_lab.environments.base import SeedStream, VectorEnv
-from rl_lab.environments.inspection import choose_backend
 from rl_lab.errors import ConfigError, RLLabError
 from rl_lab.experiment import plan
 from rl_lab.experiment.device import resolve_device, resolve_precision, set_threads
@@ -64,7 +63,8 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
     seed_random(settings.experiment.seed, SEED_DOMAIN)
     model = build_model(config, device)
     sources = build_sources(model, config)
-    envs = make_vector_env(settings.environment, seed=settings.experiment.seed)
+    overlap = settings.training.overlap
+    envs = make_vector_env(settings.environment, seed=settings.experiment.seed, overlap=overlap)
     opened.append(envs)
     checkpoints = CheckpointManager(run.checkpoints, workflow=model.workflow.name, keep=settings.checkpoint.keep)
     console = RunConsole(settings.logging.console)
@@ -86,6 +86,7 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
         checkpoints=checkpoints,
         metrics=logger,
         compile=settings.training.compile == "auto" and device.type == "cuda",
+        overlap=overlap,
         autocast_dtype=resolve_precision(settings.training.precision, device),
     )
     model.workflow.initialize(context)
@@ -101,7 +102,7 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
         sources=sources,
         device=device,
         folder=run.path,
-        backend=choose_backend(settings.environment.resolved(), settings.environment.num_envs),
+        backend=envs.backend,
     )
     orchestrator = Orchestrator(
         workflow=model.workflow,

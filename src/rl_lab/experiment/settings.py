@@ -32,6 +32,8 @@ class TrainingSettings:
     """The curriculum; null: one online phase on the replay source."""
     compile: Literal["auto", "off"] = "auto"
     """`auto`: compile the update where it pays (on a GPU)."""
+    overlap: bool = False
+    """Step the environments while updates run; the ends of episodes then reach the replay one collection later."""
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
     """Compute type of the updates; `auto`: bfloat16 on a GPU, float32 on the CPU. `tf32`: float32 with products of
     reduced precision on a GPU. Parameters stay float32."""

@@ -25,12 +25,13 @@ from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.orchestration.run_state import agent_state, gather_state, restore_state, vary_random_streams
 from rl_lab.orchestration.scheduler import Action, PhaseScheduler
 from rl_lab.orchestration.signals import StopSignal
-from rl_lab.records import Batch
+from rl_lab.records import Batch, CollectResult
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import PhaseView, WorkflowContext
 
 _PREFIXES = {"update_controller": "controller"}  # the metrics of other updates go under train/
 STATUS_EVERY_S = 0.25
+_DURING_STEPS = ("collect", "update")  # what may happen while the environments are at a step (training.overlap)
 _ACTIVITY = {"collect": "collecting", "update": "updating", "evaluate": "evaluating"}
 
 
@@ -93,6 +94,9 @@ class Orchestrator:
             if hook.kind in ("update", "own")
         }
         self._views = {phase.name: _view(phase) for phase in phases}
+        if context.overlap:
+            self._check_overlap(phases)
+        self._flight: str | None = None  # the phase that began the step which the environments are at
         self._plans_phases = type(workflow).plan_phase is not Workflow.plan_phase
         self._checks_each_update = context.device.type == "cpu"  # elsewhere a check would wait for the device
         self._periodic_envs: VectorEnv | None = context.eval_envs
@@ -144,12 +148,16 @@ class Orchestrator:
             workflow.collect_step,
             time.monotonic,
         )
-        envs = self.context.train_envs
+        overlap = self.context.overlap
         phase: Phase | None = None
         view, status_due = PhaseView("", ""), 0.0
         source: DataSource | None = None
         while True:
             action = next_action()
+            if self._flight is not None and (
+                action is None or action.kind not in _DURING_STEPS or action.phase.name != self._flight
+            ):
+                self._finish_step()
             if action is None or action.new_batch or action.kind != "update":  # no batch is half used
                 if signal.received is not None:
                     return
@@ -172,19 +180,42 @@ class Orchestrator:
                 if result is None:
                     advance(action)
                     continue
-                if source is not None:
-                    for block in result.blocks:
-                        source.add(block)
-                    if result.following is not None:
-                        source.follow(result.following)
                 advance(action, steps=result.env_steps)
                 self._clock += result.env_steps
-                if result.episodes:
-                    recorder.finished_episodes(result.episodes)
-                if envs is not None and envs.events:
-                    recorder.environment_events(envs.drain_events())
+                self._take_in(result, source)
+                if overlap:
+                    self._flight = phase.name if workflow.in_flight else None
             else:
                 self._other(action, view)
+
+    def _take_in(self, result: CollectResult, source: DataSource | None) -> None:
+        """Route what was collected."""
+        if source is not None:
+            for block in result.blocks:
+                source.add(block)
+            if result.following is not None:
+                source.follow(result.following)
+        if result.episodes:
+            self.recorder.finished_episodes(result.episodes)
+        envs = self.context.train_envs
+        if envs is not None and envs.events:
+            self.recorder.environment_events(envs.drain_events())
+
+    def _finish_step(self) -> None:
+        """Receive the step that the environments are at, before anything that is not an update of the same phase."""
+        phase = next(phase for phase in self.scheduler.phases if phase.name == self._flight)
+        source = self.context.data_sources[phase.data_source] if phase.data_source is not None else None
+        self._take_in(self.workflow.finish_step(), source)
+        self._flight = None
+
+    def _check_overlap(self, phases: Sequence[Phase]) -> None:
+        for phase in phases:
+            source = self.context.data_sources.get(phase.data_source) if phase.data_source is not None else None
+            if phase.collects and source is not None and type(source).follow is not DataSource.follow:
+                raise ConfigError(
+                    f"training.overlap=true: the data source '{phase.data_source}' of phase '{phase.name}' needs the"
+                    " outcome of every decision before the updates. Overlap is for replay; set training.overlap=false."
+                )
 
     def _other(self, action: Action, view: PhaseView) -> None:
         """Everything but collecting: rarer, and much longer than this takes."""
@@ -327,6 +358,7 @@ class Orchestrator:
             "next_log": self._next_log,
             "next_checkpoint": self._next_checkpoint,
             "best_score": self._best_score,
+            "flight": self._flight,
             "guard": self.guard.state_dict(),
             "recorder": self.recorder.state_dict(),
         }
@@ -349,7 +381,7 @@ class Orchestrator:
     def _restore(self, checkpoint: Checkpoint, *, keep_wall: bool = False) -> None:
         restore_state(checkpoint, self.workflow, self.context, self.scheduler)
         loop, settings = checkpoint.state["loop"], self.settings
-        self._clock, self._best_score = loop["clock"], loop["best_score"]
+        self._clock, self._best_score, self._flight = loop["clock"], loop["best_score"], loop.get("flight")
         # A shorter interval than the saved one takes effect at once; what was due already stays due.
         self._next_log = min(loop["next_log"], self._clock - self._clock % settings.log_every + settings.log_every)
         every = settings.checkpoint_every

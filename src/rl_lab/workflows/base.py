@@ -93,19 +93,48 @@ class Workflow:
     def restart(self, initial: VectorStep) -> None:
         """Stand at this step of the training environments, without memory."""
         self._current = initial
+        self._in_flight: np.ndarray | None = None  # the actions of a step that was sent and not received yet
         self._state = self.initial_state(len(initial.is_first))
         self._any_first = bool(initial.is_first.any())
 
     def collect_step(self, step: int, *, phase: PhaseView) -> CollectResult | None:
-        """One decision in every environment; returns the records that it completed."""
-        current, envs = self._current, self.context.train_envs
+        """One decision in every environment; returns the records that it completed.
+
+        With `training.overlap` the step is only begun: its outcome is received at the start of the next call.
+        """
+        envs = self.context.train_envs
         assert envs is not None
-        num_envs = envs.num_envs
-        names = self._field_names
+        result = CollectResult([], envs.num_envs)
+        if self._in_flight is not None:
+            self._receive(result)
+        action = self._decide(result, phase)
+        if self.context.overlap:
+            self._in_flight = action
+            envs.send(action)
+        else:
+            self._arrive(envs.step(action), result)
+            result.following = self._current
+        return result
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether the environments are at a step whose outcome was not received yet."""
+        return self._in_flight is not None
+
+    def finish_step(self) -> CollectResult:
+        """Receive the step that the environments are at: what it ended, and no new decision."""
+        result = CollectResult([], 0)
+        if self._in_flight is not None:
+            self._receive(result)
+        return result
+
+    def _decide(self, result: CollectResult, phase: PhaseView) -> np.ndarray:
+        """Choose actions for where the environments stand; the record of it goes into `result`."""
+        current, names = self._current, self._field_names
         fields = {names[key]: value for key, value in current.observation.items()}
         if phase.controller_role == RANDOM_ROLE:
             action = self._random_actions.draw()
-            self._state = self.initial_state(num_envs)
+            self._state = self.initial_state(len(current.is_first))
         else:
             state = self.reset_state(self._state, current.is_first) if self._any_first else self._state
             action, self._state = self.act(current.observation, state, mode="train")
@@ -113,17 +142,21 @@ class Workflow:
                 fields.update(self.record_fields(self._state))
         fields["action"], fields["reward"], fields["is_first"] = action, current.reward, current.is_first
         fields["is_last"] = fields["is_terminal"] = self._no_flags
-        result = CollectResult([RecordBlock(fields)], num_envs)
-        following = envs.step(action)
+        result.blocks.append(RecordBlock(fields))
+        return action
+
+    def _receive(self, result: CollectResult) -> None:
+        assert self.context.train_envs is not None
+        self._in_flight = None
+        self._arrive(self.context.train_envs.receive(), result)
+
+    def _arrive(self, following: VectorStep, result: CollectResult) -> None:
+        """Stand at what the last decision led to; what it ended goes into `result`."""
         self._decisions += 1
         np.add(self._episode_return, following.reward, out=self._episode_return)
-        if following.ended is None:
-            self._any_first = False
-        else:
-            self._any_first = True
+        self._current, self._any_first = following, following.ended is not None
+        if following.ended is not None:
             self._close_episodes(following.ended, result)
-        self._current = result.following = following
-        return result
 
     def _close_episodes(self, ended: EpisodeEnd, result: CollectResult) -> None:
         """Append the last records of the episodes that ended, and their summaries."""
@@ -193,6 +226,7 @@ class Workflow:
             "decisions": self._decisions,
             "episode_start": torch.from_numpy(self._episode_start.copy()),
             "random_actions": self._random_actions.get_state(),
+            "in_flight": None if self._in_flight is None else torch.from_numpy(self._in_flight.copy()),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -204,3 +238,7 @@ class Workflow:
         self._episode_return = state["episode_return"].numpy().copy()
         self._decisions, self._episode_start = state["decisions"], state["episode_start"].numpy().copy()
         self._random_actions.set_state(state["random_actions"])
+        if state.get("in_flight") is not None:  # the environments stand before this step: they take it again
+            assert self.context.train_envs is not None
+            self._in_flight = state["in_flight"].numpy().copy()
+            self.context.train_envs.send(self._in_flight)

@@ -58,6 +58,7 @@ class WorkflowContext:
     metrics: MetricsSink | None = None
     global_step: int = 0
     compile: bool = False  # training.compile resolved against the device
+    overlap: bool = False  # the training environments step while updates run (training.overlap)
     autocast_dtype: torch.dtype | None = None  # bf16 compute on CUDA, None: float32
 
     def component(self, name: str, kind: type[Part]) -> Part:
