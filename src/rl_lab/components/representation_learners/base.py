@@ -187,10 +187,10 @@ class StateSpaceModel(nn.Module, ABC):
         action_noise: Float[Tensor, "horizon b *action"],
     ) -> Dream:
         """Roll the prior forward: `policy(features, noise)` chooses each action."""
-        states, actions = [start], []
+        state, states, actions = start, [_forget(start)], []
         for step_latent_noise, step_action_noise in zip(latent_noise, action_noise, strict=True):
-            state, action = self._imagine_step(states[-1], policy, step_latent_noise, step_action_noise)
-            states.append(state)
+            state, action = self._imagine_step(state, policy, step_latent_noise, step_action_noise)
+            states.append(_forget(state))
             actions.append(action)
         return Dream(stack_states(states, 0), torch.stack(actions))
 
@@ -199,7 +199,7 @@ class StateSpaceModel(nn.Module, ABC):
         state, states = start, []
         for action in actions.unbind(1):
             state = self.predict_step(state, action)
-            states.append(state)
+            states.append(_forget(state))
         return stack_states(states, 1)
 
     def _plain_imagine_step(
@@ -220,6 +220,11 @@ class StateSpaceModel(nn.Module, ABC):
 
     def from_stored(self, fields: Mapping[str, Tensor]) -> LatentState:
         return LatentState(fields[DETER].float(), fields[STOCH].float())
+
+
+def _forget(state: LatentState) -> LatentState:
+    """h and z alone: of a rollout only the newest memory is kept alive."""
+    return state._replace(memory=None)
 
 
 def _masked(state: LatentState, keep: Float[Tensor, "b 1"]) -> LatentState:
