@@ -46,8 +46,9 @@ class TransformerBlock(nn.Module):
         """
         query, own = self._project(x)
         key, value = torch.cat([past.to(own.dtype), own], 1).chunk(2, -1)
-        heads = (self._by_head(part) for part in (query, key, value))
-        attended = F.scaled_dot_product_attention(*heads, attn_mask=bias.to(query.dtype))
+        attended = F.scaled_dot_product_attention(
+            self._by_head(query), self._by_head(key), self._by_head(value), attn_mask=bias.to(query.dtype)
+        )
         return self._finish(x, attended), own
 
     def branch(

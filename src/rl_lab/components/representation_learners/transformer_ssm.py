@@ -6,7 +6,7 @@ observation alone, so that all steps of a sequence are encoded, sampled and filt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -72,9 +72,8 @@ class TransformerSSM(CategoricalModel):
             )
         self.deter, self.window = deter, window
         self.token = NormedLinear(self.stoch_size + action_size, deter)
-        self.blocks = nn.ModuleList(
-            TransformerBlock(deter, heads, feed_forward=feed_forward or 4 * deter) for _ in range(layers)
-        )
+        blocks = (TransformerBlock(deter, heads, feed_forward=feed_forward or 4 * deter) for _ in range(layers))
+        self.blocks: Sequence[TransformerBlock] = nn.ModuleList(blocks)  # type: ignore[assignment]
         self.distance_bias = nn.Parameter(distance_slopes(heads, window))
         self.output_norm = RMSNorm(deter)
         self.posterior_layer = NormedLinear(embed_size, hidden)
@@ -193,7 +192,7 @@ class TransformerSSM(CategoricalModel):
         if start.memory is None or start.memory.ndim == 3:
             return super().imagine(start, policy, latent_noise=latent_noise, action_noise=action_noise)
         past, horizon = _shared_past(start.memory), len(latent_noise)
-        lead = tuple(past.visible.shape[:2])
+        lead = (start.memory.shape[0], start.memory.shape[1])
         state = LatentState(start.deter, start.stoch)
         own = tuple(block.no_steps(lead, horizon, past.slots) for block in self.blocks)
         states, actions = [state], []
@@ -240,7 +239,7 @@ class TransformerSSM(CategoricalModel):
         return {}
 
 
-def _steps_since_start(is_first: Bool[Tensor, "b t"], held: Float[Tensor, "b"]) -> Float[Tensor, "b t"]:
+def _steps_since_start(is_first: Bool[Tensor, "b t"], held: Float[Tensor, " b"]) -> Float[Tensor, "b t"]:
     """How many steps of its episode came before each step; `held` is how many came before the sequence."""
     index = torch.arange(is_first.shape[1], device=is_first.device)
     last_start = torch.where(is_first, index, -1).cummax(1).values
