@@ -88,21 +88,31 @@ def _argument_problem(error: TypeError, arguments: Mapping[str, Any]) -> str:
 def build_optimizers(
     config: Mapping[str, Any], builder: PartBuilder, modules: Mapping[str, nn.Module]
 ) -> dict[str, torch.optim.Optimizer]:
-    """Each optimiser on the trainable parameters of the modules that it names; `all` is every module."""
-    optimizers = {}
-    for name, node in (config.get("optimizers") or {}).items():
+    """Each optimiser on the trainable parameters of the modules that it names; `all` is every module, `rest` every one
+    that no other optimiser names."""
+    optimizers, nodes = {}, config.get("optimizers") or {}
+    named = {module for node in nodes.values() for module in _names(node) or ()}
+    for name, node in nodes.items():
         place = f"optimizers.{name}"
         chosen = node.get("modules", "all")
-        names = list(modules) if chosen == "all" else [chosen] if isinstance(chosen, str) else list(chosen)
+        names = _names(node) or [module for module in modules if chosen == "all" or module not in named]
         for module in names:
             if module not in modules:
-                raise ConfigError(f"{place}.modules names '{module}'.{nearest(module, ['all', *modules])}")
+                raise ConfigError(f"{place}.modules names '{module}'.{nearest(module, ['all', 'rest', *modules])}")
         parameters = [value for module in names for value in modules[module].parameters() if value.requires_grad]
         if not parameters:
             raise ConfigError(f"{place}.modules={chosen}: these have no trainable parameters.")
         rest = {key: value for key, value in node.items() if key != "modules"}
         optimizers[name] = builder.make(place, rest, params=parameters)
     return optimizers
+
+
+def _names(node: Mapping[str, Any]) -> list[str] | None:
+    """The modules that an optimiser lists; None where it says `all` or `rest`."""
+    chosen = node.get("modules", "all")
+    if chosen in ("all", "rest"):
+        return None
+    return [chosen] if isinstance(chosen, str) else list(chosen)
 
 
 def parameter_counts(components: Mapping[str, Any], controllers: Mapping[str, Any]) -> dict[str, int]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rl_lab.errors import ConfigError, nearest
+from rl_lab.errors import ConfigError
 from rl_lab.nn.math import at_least_float32, symexp, symlog
 
 Spacing = Literal["symexp", "linear"]
@@ -31,8 +31,6 @@ class TwoHot(nn.Module):
             raise ConfigError(f"bins={bins}: two-hot needs an odd number of at least 3, so that one bin is exactly 0.")
         if limit <= 0:
             raise ConfigError(f"limit={limit}: the symlog range of the two-hot bins must be positive.")
-        if spacing not in ("symexp", "linear"):
-            raise ConfigError(f"spacing='{spacing}' does not exist.{nearest(spacing, ('symexp', 'linear'))}")
         self.center, self.spacing = (bins - 1) // 2, spacing
         negative = torch.linspace(-limit, 0.0, self.center + 1, dtype=torch.float64)
         negative = symexp(negative) if spacing == "symexp" else negative

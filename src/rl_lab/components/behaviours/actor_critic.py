@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -19,7 +19,7 @@ from rl_lab.components.controllers.critics import Critic
 from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
 from rl_lab.components.representation_learners.base import LatentState, StateSpaceModel
 from rl_lab.components.return_computers import lambda_returns, recursive_returns
-from rl_lab.errors import ConfigError, nearest
+from rl_lab.errors import ConfigError
 from rl_lab.nn.capture import compile_block
 from rl_lab.nn.normalizers import ReturnNormalizer
 
@@ -52,11 +52,6 @@ class BehaviourRules:
     slow_value_scale: float = 1.0  # of a loss that holds the critic to its slow copy; 0: none
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(BehaviourRules)
-        for field in fields(self):
-            known, value = get_args(hints[field.name]), getattr(self, field.name)
-            if known and value not in known:
-                raise ConfigError(f"{field.name}='{value}' does not exist.{nearest(str(value), known)}")
         if self.drop_start and self.timing == "arrival":
             raise ConfigError("drop_start=true belongs to timing=departure: with arrival, state 0 chooses action 0.")
         if self.horizon < 2:

@@ -157,11 +157,17 @@ ACTORS: dict[str, type[Actor]] = {
 }
 
 
-def make_actor(*, action: ActionSpec | Mapping[str, Any], actor: str = "auto", **arguments: Any) -> Actor:
-    """The named actor; `auto` is categorical for discrete actions and bounded normal for continuous ones."""
+def make_actor(
+    *, action: ActionSpec | Mapping[str, Any], actor: str = "auto", continuous: str = "bounded_normal",
+    unimix: float = 0.01, **arguments: Any,
+) -> Actor:  # fmt: skip
+    """The named actor; `auto` is categorical, with the share `unimix`, for discrete actions and the one named
+    `continuous` for others."""
     spec = action_spec(action)
     if actor == "auto":
-        actor = "categorical" if spec.kind == "discrete" else "bounded_normal"
+        actor = "categorical" if spec.kind == "discrete" else continuous
     if actor not in ACTORS:
         raise ConfigError(f"actor='{actor}' does not exist.{nearest(actor, ['auto', *ACTORS])}")
+    if actor == "categorical":
+        arguments = {"unimix": unimix, **arguments}
     return ACTORS[actor](action=spec, **arguments)

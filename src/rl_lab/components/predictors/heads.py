@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from rl_lab.errors import ConfigError, nearest
 from rl_lab.nn.distributions import Bernoulli
 from rl_lab.nn.layers import Head
 from rl_lab.nn.styles import StyleLike, layer_style
@@ -39,8 +38,6 @@ class RewardPredictor(nn.Module):
         style: StyleLike = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        if squash not in ("none", "tanh"):
-            raise ConfigError(f"squash='{squash}' does not exist.{nearest(squash, ('none', 'tanh'))}")
         self.squash = squash
         self.distribution = TwoHot(bins, limit, spacing) if distribution == "two_hot" else UnitNormal()
         self.head = Head(
@@ -70,8 +67,6 @@ class ContinuePredictor(nn.Module):
         label: Literal["soft", "hard"] = "soft", outscale: float = 1.0, style: StyleLike = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        if label not in ("soft", "hard"):
-            raise ConfigError(f"label='{label}' does not exist.{nearest(label, ('soft', 'hard'))}")
         self.discount, self.label = discount, label
         self.head = Head(feature_size, 1, units=units, layers=layers, outscale=outscale, style=layer_style(style))
 
