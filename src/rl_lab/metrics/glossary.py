@@ -45,7 +45,7 @@ _WORDS = (
                   "return", "returns", "imagined", "imag", "dream", "target", "action", "actions", "entropy"}),
     (_MODEL, {"dyn", "dynamics", "rep", "representation", "rec", "recon", "reconstruction", "image", "vector",
               "decoder", "observation", "obs", "reward", "rew", "cont", "con", "continue", "kl", "latent",
-              "consistency", "model", "world"}),
+              "consistency", "model", "world", "divergence", "overshooting"}),
 )  # fmt: skip
 
 # (pattern on the name without its prefix, sentence); the first that matches counts.
@@ -53,6 +53,8 @@ _SENTENCES = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
         (r"loss/(dyn|dynamics)$", "How badly the model foresees its next latent state before it sees the observation."),
+        (r"loss/divergence$", "How much an observation surprises the model beyond what is free, in nats."),
+        (r"loss/overshooting$", "The same for what was foreseen several steps ahead."),
         (r"loss/(rep|representation)$", "How far what is seen strays from what was foreseen."),
         (r"loss/(rec|recon|reconstruction|decoder|obs.*)$", "How badly observations are redrawn from the state."),
         (r"loss/(image|vector|observation)|reconstruction/", "How badly this observation is redrawn from the state."),

@@ -244,4 +244,4 @@ class PlaNet(LatentWorkflow):
 
     def _changing_tensors(self) -> list[Tensor]:
         assert self.optimizer is not None
-        return [*self._model_tensors(), self.optimizer.updates, self.optimizer.momentum, self.optimizer.second_moment]
+        return self._model_tensors() + self.optimizer.state_tensors()

@@ -1,0 +1,40 @@
+"""PlaNet through the whole lab: training, resume, evaluation and pictures of what it imagines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from conftest import QUIET
+from rl_lab.experiment.train import run_training
+
+SMALL = [
+    "+experiment=planet", "environment.id=Pendulum-v1", "environment.num_envs=2", "environment.backend=sync",
+    "environment.time_limit=20",
+    "workflow.batch_size=2", "workflow.sequence_length=8", "workflow.train_ratio=4", "components.rssm.deter=16",
+    "components.rssm.hidden=16", "components.rssm.stoch=4", "components.encoder.units=16",
+    "components.decoder.units=16", "components.reward.units=16", "controllers.planner.warm_start=true",
+    "controllers.planner.samples=8", "controllers.planner.elites=2",
+    "controllers.planner.iterations=2", "controllers.planner.horizon=3", "training.phases.0.duration_steps=20",
+    "evaluation.episodes=1", "evaluation.every=500", "logging.every=10", "checkpoint.every=20", *QUIET,
+]  # fmt: skip
+
+
+def learned(run: Path) -> dict[int, dict]:
+    """Rows of metrics.jsonl with losses, without the clock."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    kept = [{k: v for k, v in row.items() if k != "wall_s" and not k.startswith("time/")} for row in rows]
+    return {row["env_steps"]: row for row in kept if "train/loss/total" in row}
+
+
+def test_a_resumed_run_equals_the_whole_one_and_leaves_pictures(tmp_path: Path) -> None:
+    """Latent state, plan, noise and optimiser go on exactly where the run stopped; seed steps earn no updates."""
+    whole = run_training([*SMALL, "training.total_timesteps=64", f"run_root={tmp_path}/a"]).folder
+    quick = ["evaluation.imagination=false", "training.total_timesteps=44", f"run_root={tmp_path}/b"]
+    part = run_training([*SMALL, *quick]).folder
+    run_training([f"training.resume_path={part}", "training.total_timesteps=64", "logging.console=off"])
+    assert len(learned(whole)) > 2
+    assert learned(part) == learned(whole)
+    summary = json.loads((whole / "summary.json").read_text())
+    assert (summary["env_steps"], summary["updates"]) == (64, 11)
+    assert (whole / "imagination" / "picture.png").stat().st_size > 0
