@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from conftest import QUIET, TINY_DREAMER
 from rl_lab.experiment.imagination import imagine_run
 from rl_lab.experiment.train import run_training
 
 TRANSFORMER = "components/representation_learners@components.rssm=transformer"
+CONTRASTIVE = "components/decoders@components.decoder=contrastive"
 BASE = [*TINY_DREAMER[:-1], *QUIET, "logging.every=8", "evaluation.imagination=false", "evaluation.every=1000"]
 
 
@@ -22,13 +21,25 @@ def updates(run: Path) -> dict[int, dict[str, object]]:
     return {row["env_steps"]: row for row in kept if "train/loss/total" in row}
 
 
-@pytest.mark.parametrize("variant", [TRANSFORMER])
-def test_a_run_in_two_parts_equals_the_whole(tmp_path: Path, variant: str) -> None:
+def test_a_transformer_run_in_two_parts_equals_the_whole(tmp_path: Path) -> None:
     """What the agent remembers of the running episode is saved with it. Then its model imagines."""
-    whole = run_training([*BASE, variant, "training.total_timesteps=64", f"run_root={tmp_path}/a"]).folder
-    part = run_training([*BASE, variant, "training.total_timesteps=40", f"run_root={tmp_path}/b"]).folder
+    whole = run_training([*BASE, TRANSFORMER, "training.total_timesteps=64", f"run_root={tmp_path}/a"]).folder
+    part = run_training([*BASE, TRANSFORMER, "training.total_timesteps=40", f"run_root={tmp_path}/b"]).folder
     run_training([f"training.resume_path={part}", "training.total_timesteps=64", "logging.console=off"])
     assert len(updates(whole)) > 2
     assert updates(part) == updates(whole)
     paths = imagine_run(whole, context=3, horizon=5)
     assert all(path.stat().st_size for path in paths)
+
+
+def test_a_run_without_a_decoder_imagines_with_its_probe(tmp_path: Path) -> None:
+    """The model's loss and the probe's are apart in the metrics, the plan says what decodes nothing, and `imagine`
+    draws."""
+    run = run_training([*BASE, CONTRASTIVE, "training.total_timesteps=64", f"run_root={tmp_path}"]).folder
+    row = next(iter(updates(run).values()))
+    assert {"train/loss/observation", "train/contrast/barlow_twins", "train/loss/probe", "train/probe/vector"} <= set(
+        row
+    )
+    assert not any(name.startswith("train/reconstruction") for name in row)
+    assert "decoder: vector → no decoder: Barlow twins" in (run / "plan.txt").read_text()
+    assert all(path.stat().st_size for path in imagine_run(run, context=3, horizon=5))

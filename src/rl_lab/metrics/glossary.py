@@ -45,7 +45,8 @@ _WORDS = (
                   "return", "returns", "imagined", "imag", "dream", "target", "action", "actions", "entropy"}),
     (_MODEL, {"dyn", "dynamics", "rep", "representation", "rec", "recon", "reconstruction", "image", "vector",
               "decoder", "observation", "obs", "reward", "rew", "cont", "con", "continue", "kl", "latent",
-              "consistency", "model", "world", "divergence", "overshooting"}),
+              "consistency", "model", "world", "divergence", "overshooting", "contrast",
+              "probe"}),
 )  # fmt: skip
 
 # (pattern on the name without its prefix, sentence); the first that matches counts.
@@ -56,7 +57,10 @@ _SENTENCES = tuple(
         (r"loss/divergence$", "How much an observation surprises the model beyond what is free, in nats."),
         (r"loss/overshooting$", "The same for what was foreseen several steps ahead."),
         (r"loss/(rep|representation)$", "How far what is seen strays from what was foreseen."),
-        (r"loss/(rec|recon|reconstruction|decoder|obs.*)$", "How badly observations are redrawn from the state."),
+        (r"loss/probe$|^probe/", "How badly a decoder that only looks on redraws observations; the model ignores it."),
+        (r"^contrast/", "How badly states can be matched with their observations."),
+        (r"loss/(rec|recon|reconstruction|decoder)$", "How badly observations are redrawn from the state."),
+        (r"loss/obs", "How badly states stand for their observations: redrawn or, without a decoder, matched."),
         (r"loss/(image|vector|observation)|reconstruction/", "How badly this observation is redrawn from the state."),
         (r"loss/(rew|reward)$", "How badly the model predicts the reward of a step."),
         (r"loss/(con|cont|continue)$", "How badly the model predicts whether the episode goes on."),

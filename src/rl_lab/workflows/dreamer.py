@@ -27,7 +27,7 @@ from rl_lab.nn.normalizers import ReturnNormalizer
 from rl_lab.records import SequenceBatch
 from rl_lab.workflows.base import Mode
 from rl_lab.workflows.context import PhaseView, WorkflowContext
-from rl_lab.workflows.latent import LatentWorkflow, Replayed
+from rl_lab.workflows.latent import PROBE_SCALE, LatentWorkflow, Replayed
 
 Losses = dict[str, Tensor]
 GradientChoice = Gradient | Literal["auto"]  # auto: reinforce for discrete actions, dynamics for continuous ones
@@ -68,10 +68,11 @@ class Dreamer(LatentWorkflow):
             stored_latents=stored_latents,
         )  # fmt: skip
         self.discount = discount
+        default_scales = {**self.default_scales, "probe": PROBE_SCALE}
         for name in loss_scales or {}:
-            if name not in self.default_scales:
-                raise ConfigError(f"loss_scales.{name}: there is no such loss.{nearest(name, self.default_scales)}")
-        self.loss_scales = {**self.default_scales, **(loss_scales or {})}
+            if name not in default_scales:
+                raise ConfigError(f"loss_scales.{name}: there is no such loss.{nearest(name, default_scales)}")
+        self.loss_scales = default_scales | dict(loss_scales or {})
 
     @abstractmethod
     def behaviour_rules(self) -> BehaviourRules:
@@ -186,12 +187,10 @@ class Dreamer(LatentWorkflow):
         posterior = self.rssm.distribution(posterior_params)
         prior = self.rssm.distribution(self.rssm.prior(states.deter))
         divergences, kl = self.divergence_losses(posterior, prior)
-        reconstruction = self.decoder.losses(states, embed, data.observation)
-        losses = {"observation": torch.stack([loss.mean() for loss in reconstruction.values()]).sum()}
+        losses, metrics = self._observation_losses(states, embed, data.observation)
         losses["reward"] = self.reward.loss(self.reward(features), data.reward).mean()
         if self.continuation is not None:
             losses["continue"] = self.continuation.loss(self.continuation(features), data.is_terminal).mean()
-        metrics = {f"reconstruction/{key}": loss.mean() for key, loss in reconstruction.items()}
         metrics |= {"latent/kl": kl.mean(), "latent/prior_entropy": self.rssm.entropy(prior).mean()}
         metrics |= {"latent/posterior_entropy": self.rssm.entropy(posterior).mean()}
         return losses | divergences, metrics

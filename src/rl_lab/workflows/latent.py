@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rl_lab.components.actions import ActionCodec
-from rl_lab.components.decoders import MultiKeyDecoder
+from rl_lab.components.decoders import ObservationModel
 from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
 from rl_lab.components.representation_learners.base import LatentState, StateSpaceModel, stack_states
 from rl_lab.records import (
@@ -30,6 +30,10 @@ from rl_lab.records import (
 )
 from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import WorkflowContext
+
+# Of a probe's losses. They reach nothing else, and Adam's steps do not depend on it; so that a limit on the norm of all
+# gradients together hardly sees them, it is small.
+PROBE_SCALE = 0.01
 
 
 class Replayed(NamedTuple):
@@ -58,7 +62,7 @@ class LatentWorkflow(Workflow):
     def _bind_context(self, context: WorkflowContext) -> None:
         self.encoder = context.component("encoder", nn.Module)
         self.rssm = context.component("rssm", StateSpaceModel)
-        self.decoder = context.component("decoder", MultiKeyDecoder)
+        self.decoder = context.component("decoder", ObservationModel)
         self.reward = context.component("reward", RewardPredictor)
         self.codec = ActionCodec(context.action_spec)
         self.latent_specs = self.rssm.stored_specs() if self.stored_latents else {}
@@ -130,6 +134,22 @@ class LatentWorkflow(Workflow):
         }
         reward, is_last, is_terminal = (inputs[name][:, skip:] for name in ("reward", "is_last", "is_terminal"))
         return Replayed(observation, action, reward, is_first[:, skip:], is_last, is_terminal, initial)
+
+    def _observation_losses(
+        self, states: LatentState, embed: Tensor, observation: Mapping[str, Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The loss terms `observation` and, where a decoder only watches, `probe`; each part of them as a metric."""
+        groups = {
+            "observation": (self.decoder.metric_group, self.decoder.losses(states, embed, observation)),
+            "probe": ("probe", self.decoder.probe_losses(states, observation)),
+        }
+        losses, metrics = {}, {}
+        for name, (prefix, parts) in groups.items():
+            means = {f"{prefix}/{key}": part.mean() for key, part in parts.items()}
+            if means:
+                losses[name] = torch.stack(list(means.values())).sum()
+            metrics |= means
+        return losses, metrics
 
     # Fresh latents go back to the replay ------------------------------------------------------------------------------
 

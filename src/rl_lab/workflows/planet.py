@@ -24,9 +24,11 @@ from rl_lab.records import OBSERVATION_PREFIX, Observation, SequenceBatch
 from rl_lab.simulation.latent import LatentSimulator
 from rl_lab.workflows.base import AgentState, Mode
 from rl_lab.workflows.context import PhaseView, WorkflowContext
-from rl_lab.workflows.latent import LatentWorkflow, Replayed
+from rl_lab.workflows.latent import PROBE_SCALE, LatentWorkflow, Replayed
 
-LOSS_SCALES = {"observation": 1.0, "reward": 10.0, "continue": 1.0, "divergence": 1.0, "overshooting": 0.0}
+LOSS_SCALES = {
+    "observation": 1.0, "probe": PROBE_SCALE, "reward": 10.0, "continue": 1.0, "divergence": 1.0, "overshooting": 0.0,
+}  # fmt: skip
 PLAN = "plan."  # prefix of what the planner remembers, in the agent's state
 
 Losses = dict[str, Tensor]
@@ -152,15 +154,13 @@ class PlaNet(LatentWorkflow):
         posterior = self.rssm.distribution(posterior_params)
         prior = self.rssm.distribution(self.rssm.prior(states.deter))
         divergence = self.rssm.divergence(posterior, prior)
-        reconstruction = self.decoder.losses(states, embed, data.observation)
-        losses = {
-            "observation": torch.stack([loss.mean() for loss in reconstruction.values()]).sum(),
+        losses, metrics = self._observation_losses(states, embed, data.observation)
+        losses |= {
             "reward": self.reward.loss(self.reward(features), data.reward).mean(),
             "divergence": self._beyond_free_nats(divergence).mean(),
         }
         if self.continuation is not None:
             losses["continue"] = self.continuation.loss(self.continuation(features), data.is_terminal).mean()
-        metrics = {f"reconstruction/{key}": loss.mean() for key, loss in reconstruction.items()}
         metrics |= {"latent/kl": divergence.mean(), "latent/prior_entropy": self.rssm.entropy(prior).mean()}
         metrics |= {"latent/posterior_entropy": self.rssm.entropy(posterior).mean()}
         return losses, metrics

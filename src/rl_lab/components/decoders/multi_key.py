@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
+from rl_lab.components.decoders.base import ObservationModel
 from rl_lab.components.decoders.cnn import SHRINKS_BY, DreamerCNNDecoder
 from rl_lab.components.decoders.mlp import MLPDecoder
 from rl_lab.components.decoders.planet_cnn import PlanetCNNDecoder
@@ -20,7 +21,7 @@ from rl_lab.specs import ObservationSpec
 IMAGE_DECODERS = ("dreamer", "planet")
 
 
-class MultiKeyDecoder(nn.Module):
+class MultiKeyDecoder(ObservationModel):
     """All images from one image decoder, all other keys from one MLP. The features are concat(deter, flat stoch).
 
     Predictions by key: images 0..1 (image_decoder=planet: -0.5..0.5) [*lead, height, width, channels]; vectors in

@@ -1,0 +1,40 @@
+"""What ties latent states to observations: a decoder that redraws them, or something else that must tell them apart."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rl_lab.components.representation_learners.base import LatentState
+
+
+class ObservationModel(nn.Module, ABC):
+    """The part of a world model that says what a state means."""
+
+    metric_group: ClassVar[str] = "reconstruction"  # what its losses are logged under
+
+    @abstractmethod
+    def losses(
+        self, states: LatentState, embed: Float[Tensor, "*lead embed"], observation: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """What the states fail to explain, by name: [*lead], or one number for the batch. `embed` is the encoder's
+        output."""
+
+    def probe_losses(self, states: LatentState, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What trains a decoder on the side, for people to look at. Its gradient ends there: no state learns from it.
+
+        Where `losses` already trains a decoder there is none.
+        """
+        return {}
+
+    @abstractmethod
+    def reconstruct(self, states: LatentState) -> dict[str, Tensor]:
+        """The observations that the states stand for, in their own units."""
+
+    @abstractmethod
+    def wiring(self) -> dict[str, str]:
+        """For people: what is done with each key."""
