@@ -64,7 +64,7 @@ def test_losses_equal_the_equations(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_reward_counts_ten_times() -> None:
     """The scales of the paper's loss; a misspelt one is refused."""
     assert make_planet().loss_scales == {
-        "observation": 1.0, "reward": 10.0, "continue": 1.0, "divergence": 1.0, "overshooting": 0.0,
+        "observation": 1.0, "reward": 10.0, "continue": 1.0, "divergence": 1.0, "overshooting": 0.0, "probe": 0.01,
     }  # fmt: skip
     with pytest.raises(ConfigError, match="Did you mean 'reward'"):
         PlaNet(loss_scales={"rewards": 1.0})

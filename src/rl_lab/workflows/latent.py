@@ -143,7 +143,8 @@ class LatentWorkflow(Workflow):
             "observation": (self.decoder.metric_group, self.decoder.losses(states, embed, observation)),
             "probe": ("probe", self.decoder.probe_losses(states, observation)),
         }
-        losses, metrics = {}, {}
+        losses: dict[str, Tensor] = {}
+        metrics: dict[str, Tensor] = {}
         for name, (prefix, parts) in groups.items():
             means = {f"{prefix}/{key}": part.mean() for key, part in parts.items()}
             if means:

@@ -8,6 +8,7 @@ are static and nothing waits for the device, so that both can be captured as CUD
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -182,11 +183,11 @@ class PlaNet(LatentWorkflow):
             rows = length - distance
             alive = alive[:, :rows] & ~data.is_first[:, distance:]
             action = data.prev_action[:, distance:].flatten(0, 1)
-            start = LatentState(state.deter[:, :rows], state.stoch[:, :rows]).flatten()
-            deter, _ = self.rssm.advance(start, action.to(start.deter.dtype))
+            start = state.map(partial(torch.narrow, dim=1, start=0, length=rows)).flatten()
+            deter, memory = self.rssm.advance(start, action.to(start.deter.dtype))
             params = self.rssm.prior(deter)
             stoch = self.rssm.sample(params, self.rssm.draw_noise(deter.shape[:1], deter.device), deter.dtype)
-            state = LatentState(deter.unflatten(0, (-1, rows)), stoch.unflatten(0, (-1, rows)))
+            state = LatentState(deter, stoch, memory).map(partial(torch.unflatten, dim=0, sizes=(-1, rows)))
             if distance > 1:  # one step is the plain divergence
                 prior = self.rssm.distribution(params.unflatten(0, (-1, rows)))
                 posterior = self.rssm.distribution(posterior_params[:, distance:].detach())
