@@ -40,3 +40,12 @@ def test_continue_label_is_soft() -> None:
 def test_continue_output_has_no_extra_axis() -> None:
     predictor = ContinuePredictor(feature_size=10, units=16)
     assert predictor(torch.randn(4, 6, 10)).shape == (4, 6)
+
+
+def test_squashed_rewards_are_learned_and_paid_as_such() -> None:
+    """The target is tanh of the reward; the prediction is not turned back."""
+    predictor = RewardPredictor(feature_size=10, units=8, distribution="unit_normal", squash="tanh", outscale=1.0)
+    output = predictor(torch.randn(5, 10))
+    reward = 3.0 * torch.randn(5)
+    torch.testing.assert_close(predictor.loss(output, reward), 0.5 * (predictor.mean(output) - reward.tanh()) ** 2)
+    torch.testing.assert_close(predictor.mean(output), output[..., 0])

@@ -59,6 +59,24 @@ def test_a_bad_update_is_left_out() -> None:
             torch.testing.assert_close(now[name], saved[name], rtol=0, atol=0)
 
 
+def test_weight_decay_is_not_scaled_by_the_learning_rate() -> None:
+    """p ← (1 - decay)·p, then Adam's step; an update that is left out does not shrink anything either."""
+    plain, decayed = nn.Linear(3, 2), nn.Linear(3, 2)
+    decayed.load_state_dict(plain.state_dict())
+    start = plain.weight.detach().clone()
+    one, two = FlatAdam(plain.parameters(), lr=1e-2), FlatAdam(decayed.parameters(), lr=1e-2, weight_decay=1e-3)
+    for optimizer, model in ((one, plain), (two, decayed)):
+        optimizer.zero_grad()
+        (model.weight.sum() + model.bias.sum()).backward()
+        optimizer.step()
+    torch.testing.assert_close(decayed.weight - plain.weight, -1e-3 * start, rtol=1e-2, atol=1e-7)
+    kept = decayed.weight.detach().clone()
+    two.zero_grad()
+    (decayed.weight.sum() * float("nan")).backward()
+    two.step()
+    torch.testing.assert_close(decayed.weight, kept, rtol=0.0, atol=0.0)
+
+
 def test_a_restored_optimizer_goes_on_exactly() -> None:
     """Weights through the module, the rest through the optimiser's own state."""
     first, second = network(), network(1)

@@ -109,3 +109,17 @@ def test_bins_are_not_saved() -> None:
 def test_bad_settings_are_explained(bins: int, limit: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TwoHot(bins, limit)
+
+
+@pytest.mark.parametrize("value", [-1e6, -3.7, -0.01, 0.0, 0.4, 12.0, 5e9])
+def test_linear_bins_stand_for_symlog_values(value: float) -> None:
+    """The form of 2023: equally spaced bins, the target squashed, the prediction symexp of the mean."""
+    two_hot, logits = TwoHot(11, 5.0, "linear"), torch.randn(11)
+    bins = torch.linspace(-5.0, 5.0, 11)
+    torch.testing.assert_close(two_hot.bins, bins)
+    squashed = min(max(math.copysign(math.log1p(abs(value)), value), -5.0), 5.0)
+    assert two_hot.loss(logits, torch.tensor(value)).item() == pytest.approx(
+        literal_loss(logits, squashed, bins), rel=1e-4
+    )
+    mean = (logits.softmax(-1) * bins).sum()
+    torch.testing.assert_close(two_hot.mean(logits), torch.sign(mean) * torch.expm1(mean.abs()))

@@ -17,6 +17,7 @@ from rl_lab.nn.optimizers import LaProp
 from rl_lab.records import SequenceBatch
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import WorkflowContext
+from rl_lab.workflows.dreamer import Dreamer
 from rl_lab.workflows.dreamer_v3 import DreamerV3
 
 VECTOR = {"vector": ObservationSpec("vector", (4,), "float32")}
@@ -61,13 +62,15 @@ def make_dreamer(
     return workflow
 
 
-def trainable_counts(workflow: DreamerV3) -> dict[str, int]:
+def trainable_counts(workflow: Dreamer) -> dict[str, int]:
     parts = {**workflow.context.components, **dict(workflow.context.controllers.items())}
     return {name: sum(p.numel() for p in part.parameters() if p.requires_grad) for name, part in parts.items()}
 
 
-def make_batch(workflow: DreamerV3, *, seed: int = 0, batch: int = 3, time: int = 7) -> SequenceBatch:
-    """Random records, the context record included."""
+def make_batch(
+    workflow: Dreamer, *, seed: int = 0, batch: int = 3, time: int = 7, latents: bool = True
+) -> SequenceBatch:
+    """Random records; with latents, the context record is one of them."""
     generator = torch.Generator().manual_seed(seed)
     observation = {}
     for key, spec in workflow.context.observation_spec.items():
@@ -82,14 +85,15 @@ def make_batch(workflow: DreamerV3, *, seed: int = 0, batch: int = 3, time: int 
     else:
         action = torch.rand(batch, time, *spec.shape, generator=generator) * 2 - 1
     flags = torch.zeros(batch, time, dtype=torch.bool)
-    rssm = workflow.rssm
+    reward = torch.randn(batch, time, generator=generator)
+    extras, rssm = {}, workflow.rssm
+    if latents:
+        extras[DETER] = (0.3 * torch.randn(batch, time, rssm.deter, generator=generator)).half()
+        shape = (batch, time, rssm.groups)
+        extras[STOCH] = torch.randint(0, rssm.classes, shape, generator=generator, dtype=torch.uint8)
     return SequenceBatch(
-        observation=observation, action=action, reward=torch.randn(batch, time, generator=generator),
-        is_first=flags.clone(), is_last=flags.clone(), is_terminal=flags.clone(),
-        extras={
-            DETER: (0.3 * torch.randn(batch, time, rssm.deter, generator=generator)).half(),
-            STOCH: torch.randint(0, rssm.classes, (batch, time, rssm.groups), generator=generator, dtype=torch.uint8),
-        },
+        observation=observation, action=action, reward=reward, is_first=flags.clone(), is_last=flags.clone(),
+        is_terminal=flags.clone(), extras=extras,
     )  # fmt: skip
 
 
