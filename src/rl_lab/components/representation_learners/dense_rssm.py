@@ -92,9 +92,13 @@ class DenseModel(StateSpaceModel):
         action = self._bounded(prev_action.to(embed.dtype) * keep)
         action_part = F.linear(action, inputs.weight[:, self.stoch_size :], inputs.bias)
         embed_part = F.linear(embed, posterior.weight[:, self.deter :], posterior.bias)
+        # Cut once: each cut inside the loop would have a gradient of the whole weight's size.
+        weights = inputs.weight[:, : self.stoch_size], posterior.weight[:, : self.deter]
         state, states, params = initial.map(lambda part: part.to(embed_part.dtype)), [], []
         for t in range(embed.shape[1]):
-            state, step_params = self._filter_step(state, keep[:, t], action_part[:, t], embed_part[:, t], noise[t])
+            state, step_params = self._filter_step(
+                state, keep[:, t], action_part[:, t], embed_part[:, t], noise[t], *weights
+            )
             states.append(state)
             params.append(step_params)
         return stack_states(states, 1), torch.stack(params, 1)
@@ -106,13 +110,14 @@ class DenseModel(StateSpaceModel):
         return layer
 
     def _plain_filter_step(
-        self, state: LatentState, keep: Tensor, action_part: Tensor, embed_part: Tensor, noise: Tensor
-    ) -> tuple[LatentState, Tensor]:
+        self, state: LatentState, keep: Tensor, action_part: Tensor, embed_part: Tensor, noise: Tensor,
+        stoch_weight: Tensor, deter_weight: Tensor,
+    ) -> tuple[LatentState, Tensor]:  # fmt: skip
         state = self._entered(LatentState(state.deter * keep, state.stoch * keep))
         inputs, posterior = self.input_layer, self._posterior_layer
-        x = F.linear(state.stoch, inputs.linear.weight[:, : self.stoch_size]) + action_part
+        x = F.linear(state.stoch, stoch_weight) + action_part
         deter = self.cell(inputs.activate(inputs.norm(x)), state.deter)
-        hidden = F.linear(deter, posterior.linear.weight[:, : self.deter]) + embed_part
+        hidden = F.linear(deter, deter_weight) + embed_part
         outputs = self.posterior_head.output(posterior.activate(posterior.norm(hidden)))
         params = self._params(outputs)
         return LatentState(deter, self.sample(params, noise, deter.dtype)), params
