@@ -12,18 +12,26 @@ from rl_lab.errors import ConfigError, nearest
 from rl_lab.specs import ActionSpec, ObservationSpec
 
 
-def dims_of(observation: Mapping[str, ObservationSpec], action: ActionSpec) -> dict[str, Any]:
-    """What components read from `${_dims.…}`."""
+def dims_of(
+    observation: Mapping[str, ObservationSpec], action: ActionSpec, episode_length: int | None = None
+) -> dict[str, Any]:
+    """What components read from `${_dims.…}`. `episode_length`: the time limit in decisions, where there is one."""
     return {
         "observation": {key: _plain(asdict(spec)) for key, spec in observation.items()},
         "action": _plain(asdict(action)),
         "action_size": action.encoded_size,
+        "episode_length": episode_length,
     }
 
 
-def fill_dims(config: DictConfig, observation: Mapping[str, ObservationSpec], action: ActionSpec) -> None:
+def fill_dims(
+    config: DictConfig,
+    observation: Mapping[str, ObservationSpec],
+    action: ActionSpec,
+    episode_length: int | None = None,
+) -> None:
     """Set `_dims`. A value that the user typed must be what the environment has."""
-    true = dims_of(observation, action)
+    true = dims_of(observation, action, episode_length)
     typed = OmegaConf.to_container(config._dims, resolve=True) if config.get("_dims") else {}
     assert isinstance(typed, dict)
     for path, seen in _leaves(typed, ()):

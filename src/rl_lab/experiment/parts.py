@@ -89,7 +89,7 @@ def build_optimizers(
     config: Mapping[str, Any], builder: PartBuilder, modules: Mapping[str, nn.Module]
 ) -> dict[str, torch.optim.Optimizer]:
     """Each optimiser on the trainable parameters of the modules that it names; `all` is every module, `rest` every one
-    that no other optimiser names."""
+    that no other optimiser names. A mapping gives some settings of their own: `{encoder: {lr: 1e-4}, model: {}}`."""
     optimizers, nodes = {}, config.get("optimizers") or {}
     named = {module for node in nodes.values() for module in _names(node) or ()}
     for name, node in nodes.items():
@@ -99,9 +99,12 @@ def build_optimizers(
         for module in names:
             if module not in modules:
                 raise ConfigError(f"{place}.modules names '{module}'.{nearest(module, ['all', 'rest', *modules])}")
-        parameters = [value for module in names for value in modules[module].parameters() if value.requires_grad]
-        if not parameters:
+        trained = {module: [p for p in modules[module].parameters() if p.requires_grad] for module in names}
+        if not any(trained.values()):
             raise ConfigError(f"{place}.modules={chosen}: these have no trainable parameters.")
+        parameters: list[Any] = [value for own in trained.values() for value in own]
+        if isinstance(chosen, Mapping):
+            parameters = [{"params": own, **(chosen[module] or {})} for module, own in trained.items() if own]
         rest = {key: value for key, value in node.items() if key != "modules"}
         optimizers[name] = builder.make(place, rest, params=parameters)
     return optimizers

@@ -44,7 +44,7 @@ def complete(config: DictConfig) -> Prepared:
     early = {str(key): resolve_node(config, str(key)) if key in EARLY else True for key in config}
     settings = validate_settings(early)
     facts = inspect_environment(settings.environment)
-    fill_dims(config, facts.observation_spec, facts.action_spec)
+    fill_dims(config, facts.observation_spec, facts.action_spec, facts.max_episode_steps)
     resolved = resolve(config)
     resolved.update(
         {name: asdict(getattr(settings, name)) for name in SECTIONS}

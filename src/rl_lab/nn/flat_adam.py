@@ -19,12 +19,13 @@ class FlatAdam(torch.optim.Optimizer):
 
     The parameters become views of one vector, so that a step is a handful of operations however many there are. They
     must be on their device when the optimiser is made. An update whose gradient or loss is not finite changes neither
-    parameters nor state; nothing is read back to the host. `zero_grad` must come before each backward pass.
+    parameters nor state; nothing is read back to the host. `zero_grad` must come before each backward pass. Parameter
+    groups may have learning rates of their own; the norm is that of all of them.
     """
 
     def __init__(
         self,
-        params: Iterable[Tensor],
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -33,8 +34,8 @@ class FlatAdam(torch.optim.Optimizer):
     ) -> None:
         if lr <= 0 or (clip is not None and clip <= 0):
             raise ConfigError(f"FlatAdam: lr={lr}, clip={clip}: expected numbers above 0 (clip may be null).")
-        self.params = list(params)
-        super().__init__(self.params, {"lr": float(lr), "betas": tuple(map(float, betas)), "eps": float(eps)})
+        super().__init__(params, {"lr": float(lr), "betas": tuple(map(float, betas)), "eps": float(eps)})
+        self.params: list[Tensor] = [value for group in self.param_groups for value in group["params"]]
         self.clip, self.weight_decay, device = clip, weight_decay, self.params[0].device
         sizes = [-(-value.numel() // ALIGNED) * ALIGNED for value in self.params]
         self.weights, self.gradient, self.momentum, self.second_moment = torch.zeros(4, sum(sizes), device=device)
@@ -42,6 +43,11 @@ class FlatAdam(torch.optim.Optimizer):
         self.last_grad_norm = torch.zeros((), device=device)  # before clipping
         self.last_finite = torch.ones((), device=device)
         self._gradients = self._views(self.gradient, sizes)
+        self._places: list[slice] = []  # of the groups
+        for group in self.param_groups:
+            start = self._places[-1].stop if self._places else 0
+            own = sum(-(-value.numel() // ALIGNED) * ALIGNED for value in group["params"])
+            self._places.append(slice(start, start + own))
         for value, view in zip(self.params, self._views(self.weights, sizes), strict=True):
             view.copy_(value.detach())
             value.data = view
@@ -61,17 +67,17 @@ class FlatAdam(torch.optim.Optimizer):
         """One update; with `loss`, one whose loss is not finite is left out too."""
         norm = torch.linalg.vector_norm(self.gradient)
         finite = torch.isfinite(norm if loss is None else norm + loss.detach()).float()
-        group = self.param_groups[0]
         self.updates += finite
         if self.weight_decay:
             self.weights.mul_(1.0 - self.weight_decay * finite)
-        torch._fused_adam_(
-            [self.weights], [self.gradient], [self.momentum], [self.second_moment], [], [self.updates],
-            lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], weight_decay=0.0, eps=group["eps"],
-            amsgrad=False, maximize=False,
-            # The kernel divides by the one, and does nothing where the other is 1.
-            grad_scale=None if self.clip is None else (norm / self.clip).clamp_(min=1.0), found_inf=1.0 - finite,
-        )  # fmt: skip
+        scale, skip = None if self.clip is None else (norm / self.clip).clamp_(min=1.0), 1.0 - finite
+        for group, place in zip(self.param_groups, self._places, strict=True):
+            torch._fused_adam_(
+                [self.weights[place]], [self.gradient[place]], [self.momentum[place]], [self.second_moment[place]], [],
+                [self.updates], lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], weight_decay=0.0,
+                eps=group["eps"], amsgrad=False, maximize=False,
+                grad_scale=scale, found_inf=skip,  # the kernel divides by the one, and does nothing where this is 1
+            )  # fmt: skip
         self.last_grad_norm, self.last_finite = norm, finite
 
     step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it for its profiler, at a third of its cost

@@ -45,6 +45,28 @@ class ReturnNormalizer(nn.Module):
         return self.scale()
 
 
+class RunningScale(nn.Module):
+    """TD-MPC2's scale of values: the spread between two percentiles of a batch, at least 1, averaged from 1 on."""
+
+    value: Tensor
+
+    def __init__(self, *, rate: float = 0.01, low_quantile: float = 0.05, high_quantile: float = 0.95) -> None:
+        super().__init__()
+        self.rate, self.low_quantile, self.high_quantile = rate, low_quantile, high_quantile
+        self.register_buffer("value", torch.ones(()))
+
+    @torch.no_grad()
+    def update(self, values: Float[Tensor, "*shape"]) -> None:
+        """Take these in, unless one of them is not finite."""
+        ordered = values.detach().flatten().to(self.value.dtype).sort().values
+        rate = torch.isfinite(ordered[0] - ordered[-1]).to(ordered.dtype) * self.rate
+        low, high = (_quantile_of_sorted(ordered, q) for q in (self.low_quantile, self.high_quantile))
+        self.value.lerp_(torch.nan_to_num(high - low, 1.0, 1.0).clamp(min=1.0), rate)
+
+    def forward(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        return values / self.value
+
+
 def _quantile_of_sorted(ordered: Float[Tensor, " count"], quantile: float) -> Float[Tensor, ""]:
     """Linear interpolation. The place follows from the static size, so nothing is read from the device."""
     place = quantile * (ordered.shape[0] - 1)

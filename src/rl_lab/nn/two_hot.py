@@ -1,4 +1,4 @@
-"""Scalars as categorical distributions over bins."""
+"""Scalars as network outputs: categorical distributions over bins, or plain numbers."""
 
 from __future__ import annotations
 
@@ -65,3 +65,20 @@ class TwoHot(nn.Module):
         chosen = logits.gather(-1, neighbours)
         # The two masses sum to 1, so the softmax's normaliser stands alone.
         return torch.logsumexp(logits, -1) - torch.lerp(chosen[..., 0], chosen[..., 1], upper_mass)
+
+
+class PlainScalar(nn.Module):
+    """One number, and the squared error."""
+
+    size = 1
+
+    def mean(self, output: Float[Tensor, "*lead 1"]) -> Float[Tensor, "*lead"]:
+        return at_least_float32(output).squeeze(-1)
+
+    def loss(self, output: Float[Tensor, "*lead 1"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+        return (self.mean(output) - target.detach()).square()
+
+
+def make_scalar(bins: int, limit: float) -> TwoHot | PlainScalar:
+    """How TD-MPC's networks put out a number: with one bin as it is, with more by two-hot regression of its symlog."""
+    return PlainScalar() if bins == 1 else TwoHot(bins, limit, "linear")

@@ -1,0 +1,94 @@
+"""The latent model of TD-MPC and TD-MPC2 as a simulator, so that any planner can plan in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rl_lab.components.controllers.latent_policies import LatentPolicy
+from rl_lab.components.controllers.q_ensembles import QEnsemble
+from rl_lab.components.dynamics.latent import LatentModel
+from rl_lab.components.encoders.latent import LatentEncoder
+from rl_lab.nn.capture import compile_block
+from rl_lab.simulation.simulator import ModelState, SimulatedStep, Simulator
+
+
+class TDMPCSimulator(Simulator):
+    """A state is a latent. Its value is that of an action of the policy, by two Qs that are drawn for each call.
+
+    Random numbers are drawn outside of what `compile_blocks` compiles.
+    """
+
+    has_value = True
+    has_policy = True
+
+    def __init__(
+        self,
+        *,
+        encoder: LatentEncoder,
+        model: LatentModel,
+        policy: LatentPolicy,
+        q: QEnsemble,
+        pair: Literal["mean", "min"] = "mean",  # what is made of the two
+        autocast: Callable[[], AbstractContextManager] = torch.no_grad,
+    ) -> None:
+        self.encoder, self.model, self.prior, self.q = encoder, model, policy, q
+        self.pair, self.autocast = pair, autocast
+        self._encode: Callable[..., Tensor] = self._encode_plainly
+        self._advance: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._advance_plainly
+        self._evaluate: Callable[..., Tensor] = self._evaluate_plainly
+        self._choose: Callable[..., Tensor] = self._choose_plainly
+
+    def compile_blocks(self) -> None:
+        """Compile what a plan calls many times. The plain methods stay the reference."""
+        for name in ("_encode", "_advance", "_evaluate", "_choose"):
+            setattr(self, name, compile_block(getattr(self, f"{name}_plainly")))
+
+    def observe(
+        self,
+        observation: Mapping[str, Tensor],
+        *,
+        previous: ModelState | None = None,
+        action: Tensor | None = None,
+        is_first: Tensor | None = None,
+    ) -> ModelState:
+        with self.autocast():
+            return self._encode(self.encoder.augment(observation))
+
+    def _encode_plainly(self, observation: dict[str, Tensor]) -> Tensor:
+        return self.encoder(observation).float()
+
+    def step(self, state: ModelState, action: Float[Tensor, "batch action"]) -> SimulatedStep:
+        with self.autocast():
+            return SimulatedStep(*self._advance(state, action))
+
+    def _advance_plainly(self, latent: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        following, reward = self.model.step(latent, action)
+        return following.float(), self.model.reward_mean(reward), self.model.continuation(following)
+
+    def value(self, state: ModelState) -> Float[Tensor, " batch"]:
+        noise, pair = self.prior.draw_noise(state.shape[:1]), self.q.draw_pair()
+        with self.autocast():
+            return self._evaluate(state, noise, pair)
+
+    def _evaluate_plainly(self, latent: Tensor, noise: Tensor, pair: Tensor) -> Tensor:
+        action = self.prior.sample(latent, noise)
+        return reduce_pair(self.q.mean(self.q(latent, action, members=pair)), self.pair)
+
+    def policy(self, state: ModelState) -> Float[Tensor, "batch action"]:
+        noise = self.prior.draw_noise(state.shape[:1])
+        with self.autocast():
+            return self._choose(state, noise)
+
+    def _choose_plainly(self, latent: Tensor, noise: Tensor) -> Tensor:
+        return self.prior.sample(latent, noise)
+
+
+def reduce_pair(values: Float[Tensor, " 2 *rest"], how: Literal["mean", "min"]) -> Float[Tensor, "*rest"]:
+    """One value out of two."""
+    return values.mean(0) if how == "mean" else values.amin(0)
