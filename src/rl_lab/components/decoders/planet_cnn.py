@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
@@ -39,10 +40,20 @@ class PlanetCNNDecoder(nn.Module):
         self, deter: Float[Tensor, "*lead deter"], stoch: Float[Tensor, "*lead stoch"]
     ) -> Float[Tensor, "*lead height width channels"]:
         features = torch.cat([deter, stoch.to(deter.dtype)], -1)
-        x = self.dense(features.reshape(-1, features.shape[-1]))[:, :, None, None]
-        for number, conv in enumerate(self.convs):
-            x = conv(x if number == 0 else self.activate(x))
+        x = self._first(self.dense(features.reshape(-1, features.shape[-1])))
+        for conv in self.convs[1:]:
+            x = conv(self.activate(x))
         return at_least_float32(x.permute(0, 2, 3, 1)).reshape(*deter.shape[:-1], *x.shape[2:], x.shape[1])
+
+    def _first(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs 5 5"]:
+        """A transposed convolution of a single pixel is a product. As a convolution its result's layout is ambiguous,
+        and compiled code guesses another one than the GPU library takes."""
+        conv, kernel = self.convs[0], KERNELS[0]
+        assert isinstance(conv, nn.ConvTranspose2d)
+        assert conv.bias is not None
+        weight, bias = conv.weight.flatten(1).t(), conv.bias.repeat_interleave(kernel * kernel)
+        image = F.linear(x, weight, bias).unflatten(-1, (-1, kernel, kernel))
+        return image.contiguous(memory_format=torch.channels_last)
 
     def loss(
         self, prediction: Float[Tensor, "*lead height width channels"],
