@@ -175,3 +175,26 @@ class ImaginedRollout:
     real_reward: np.ndarray
     imagined_reward: np.ndarray
     imagined_continue: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class PlannedDecision:
+    """What a planner considered at one decision, as paths of one observation key, and what came. NumPy."""
+
+    step: int
+    paths: np.ndarray  # [candidate, horizon + 1, entries] some of the candidates, from the present on
+    is_elite: np.ndarray  # [candidate] bool
+    chosen: np.ndarray  # [horizon + 1, entries]
+    real: np.ndarray  # [at most horizon + 1, entries]
+
+
+@dataclass(frozen=True)
+class PlannedEpisode:
+    """An episode that was planned: what each plan promised, what was got, and some decisions in full. NumPy."""
+
+    horizon: int
+    beyond_horizon: bool  # whether the promise counts a value at the horizon
+    expected: np.ndarray  # [decisions] the return that the model expected of the plan
+    received: np.ndarray  # [decisions] what came instead (then the promise at the horizon); NaN: not known
+    key: str | None = None
+    decisions: list[PlannedDecision] = field(default_factory=list)

@@ -94,7 +94,8 @@ def test_a_model_that_is_not_finite_stops_the_run():
         workflow.act({"vector": np.array([[1.0, 0, 0], [np.nan, 0, 0]], np.float32)}, workflow.initial_state(2))
 
 
-SMALL = [*QUIET, "environment.num_envs=2", "environment.time_limit=12", "evaluation.episodes=2", "logging.every=10",
+SMALL = [*QUIET, "evaluation.imagination=false",
+         "environment.num_envs=2", "environment.time_limit=12", "evaluation.episodes=2", "logging.every=10",
          "checkpoint.every=30", "training.total_timesteps=60"]  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from rl_lab.experiment.device import resolve_device, resolve_precision, set_thre
 from rl_lab.experiment.imagination import can_imagine, write_run_imagination
 from rl_lab.experiment.model import Model, build_model
 from rl_lab.experiment.parts import build_optimizers
+from rl_lab.experiment.planning import can_plan, write_run_planning
 from rl_lab.experiment.prepare import Prepared
 from rl_lab.experiment.validation import Settings
 from rl_lab.metrics.console import RunConsole
@@ -217,11 +218,13 @@ def make_eval_envs(
     )
 
 
-def _final_pictures(workflow: Workflow, settings: Settings, run: RunDirectory) -> Sequence[Callable[[], None]]:
-    if not (settings.evaluation.imagination and can_imagine(workflow)):
+def _final_pictures(workflow: Workflow, settings: Settings, run: RunDirectory) -> Sequence[Callable[[], object]]:
+    """What the agent's model and planner think, drawn when the run is complete."""
+    if not settings.evaluation.imagination:
         return ()
-
-    def imagine() -> None:
-        write_run_imagination(workflow, settings, run.path)
-
-    return (imagine,)
+    pictures: list[Callable[[], object]] = []
+    if can_imagine(workflow):
+        pictures.append(partial(write_run_imagination, workflow, settings, run.path))
+    if can_plan(workflow):
+        pictures.append(partial(write_run_planning, workflow, settings, run.path))
+    return pictures

@@ -12,6 +12,7 @@ from rl_lab.environments.base import VectorEnv
 from rl_lab.errors import ConfigError
 from rl_lab.experiment.agent import load_run
 from rl_lab.experiment.device import set_threads
+from rl_lab.experiment.planning import can_plan, write_run_planning
 from rl_lab.experiment.validation import Settings
 from rl_lab.metrics.imagination import write_imagination
 from rl_lab.metrics.report import write_report
@@ -65,6 +66,8 @@ def imagine_run(
     set_threads(loaded.settings.training.threads, loaded.workflow.context.device)
     folder = loaded.run.path
     paths = write_run_imagination(loaded.workflow, loaded.settings, folder, context=context, horizon=horizon, seed=seed)
+    if can_plan(loaded.workflow):
+        paths += write_run_planning(loaded.workflow, loaded.settings, folder, seed=seed)
     return [*paths, write_report(folder)]
 
 

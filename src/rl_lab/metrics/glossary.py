@@ -29,6 +29,7 @@ _OPTIMISER = Group("Optimiser and other learning", "How the updates themselves b
 _BY_PREFIX = {
     "controller": _BEHAVIOUR,
     "train": _OPTIMISER,
+    "planner": Group("Planner", "What the planner thinks of its own plans."),
     "workflow": Group("Workflow", "Values that the algorithm reports about itself."),
     "collect": Group("Collecting", "What the agent met in its environments while it trained.", False),
     "eval": Group("Evaluations", "Episodes with held-out seeds, played without exploration.", False),
@@ -53,6 +54,8 @@ _WORDS = (
 _SENTENCES = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
+        (r"expected_return", "What the plans of the last decision promised, on average over the environments."),
+        (r"dynamics_spread", "How much the members of the ensemble differ in their losses."),
         (r"loss/(dyn|dynamics)$", "How badly the model foresees its next latent state before it sees the observation."),
         (r"loss/divergence$", "How much an observation surprises the model beyond what is free, in nats."),
         (r"loss/overshooting$", "The same for what was foreseen several steps ahead."),

@@ -36,6 +36,7 @@ def render_report(run: RunFiles) -> str:
             sections.learning_curve(run),
             sections.videos(run),
             sections.imagination(run),
+            sections.planning(run),
             *sections.metrics(run),
             sections.evaluations(run),
             sections.plan_and_events(run),

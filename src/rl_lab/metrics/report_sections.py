@@ -22,6 +22,12 @@ HOW_TO_READ = (
     "more: a model worth having stays below it."
 )
 
+HOW_TO_READ_PLANS = (
+    "At every decision the planner tries many sequences of actions in its model and follows the most promising one for "
+    "one step. Grey: where some of the candidates would lead. Orange: the best of them. Blue: what was chosen. Black: "
+    "what then happened; it leaves the blue line where the planner changes its mind, or where its model was wrong."
+)
+
 
 # Curves ---------------------------------------------------------------------------------------------------------------
 
@@ -145,6 +151,19 @@ def _with_gaps(entry: dict[str, Any]) -> dict[str, Any]:
     """null (not finite) becomes a gap in the curve."""
     curves = {name: [np.nan if v is None else float(v) for v in entry[name]] for name in ("error", "baseline")}
     return {**entry, **curves}
+
+
+def planning(run: RunFiles) -> str:
+    folder, numbers = run.folder / "planning", run.planning
+    parts = [
+        media(folder / "plans.png", "candidates, elites and the chosen plan at some decisions", wide=True),
+        media(folder / "values.png", "what plans promised and what came", wide=True),
+    ]
+    expected, received = number(numbers.get("expected_mean")), number(numbers.get("received_mean"))
+    if any(parts) and expected is not None and received is not None:
+        text = f"On average a plan promised {figure_number(expected)}, and {figure_number(received)} came."
+        parts.append(f"<p>{escape(text)}</p>")
+    return section("What the planner considered", *parts, text=HOW_TO_READ_PLANS if any(parts) else "")
 
 
 # Tables ---------------------------------------------------------------------------------------------------------------

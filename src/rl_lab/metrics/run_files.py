@@ -30,6 +30,7 @@ class RunFiles:
     summary: dict[str, Any]
     events: list[dict[str, Any]]
     imagination: dict[str, Any]
+    planning: dict[str, Any]
 
     @property
     def axis(self) -> str:
@@ -114,6 +115,7 @@ def read_run(folder: Path) -> RunFiles:
         summary=_mapping(_text(folder / "summary.json")),
         events=_lines(folder / "events.jsonl"),
         imagination=_mapping(_text(folder / "imagination" / "imagination.json")),
+        planning=_mapping(_text(folder / "planning" / "planning.json")),
     )
 
 

@@ -90,12 +90,20 @@ class RunningMeanStd(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
-    def update(self, values: Float[Tensor, "*lead_and_shape"]) -> None:
-        """Merge a batch (Chan et al.'s parallel formula)."""
+    def update(self, values: Float[Tensor, "*lead_and_shape"], weight: Float[Tensor, "*lead"] | None = None) -> None:
+        """Merge a batch (Chan et al.'s parallel formula); rows of weight 0 are left out."""
         rows = values.detach().to(self.mean.dtype).reshape(-1, *self.mean.shape)
-        batch_mean, batch_variance = rows.mean(0), rows.var(0, unbiased=False)
-        total = self.count + rows.shape[0]
-        share = (rows.shape[0] / total).to(self.mean.dtype)
+        if weight is None:
+            size: Tensor | int = rows.shape[0]
+            batch_mean, batch_variance = rows.mean(0), rows.var(0, unbiased=False)
+        else:
+            weights = weight.detach().to(self.mean.dtype).reshape(-1, *[1] * self.mean.ndim)
+            size = weights.sum()
+            shares = weights / size.clamp(min=1.0)
+            batch_mean = (shares * rows).sum(0)
+            batch_variance = (shares * (rows - batch_mean).square()).sum(0)
+        total = self.count + size
+        share = (size / total.clamp(min=1.0)).to(self.mean.dtype)
         delta = batch_mean - self.mean
         self.variance.lerp_(batch_variance, share).add_(delta.square() * share * (1.0 - share))
         self.mean.add_(delta * share)

@@ -71,7 +71,7 @@ class Orchestrator:
         console: RunConsole,
         checkpoints: CheckpointManager,
         eval_envs: EvalEnvsFactory,
-        on_complete: Sequence[Callable[[], None]] = (),
+        on_complete: Sequence[Callable[[], object]] = (),
     ) -> None:
         self.workflow, self.context, self.settings, self.run_directory = workflow, context, settings, run
         self.checkpoints, self.eval_envs, self.on_complete = checkpoints, eval_envs, on_complete

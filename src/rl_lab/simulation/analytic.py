@@ -24,6 +24,8 @@ class AnalyticSimulator(nn.Module, Simulator):
     not (CartPole pays 1 for every way of not falling yet).
     """
 
+    has_observation = True
+
     def __init__(
         self,
         task: ClassicControl,
@@ -45,6 +47,9 @@ class AnalyticSimulator(nn.Module, Simulator):
         is_first: Tensor | None = None,
     ) -> ModelState:
         return self.task.decode(observation[OBSERVATION_KEY].to(self.dtype))
+
+    def observation(self, state: ModelState) -> dict[str, Tensor]:
+        return {OBSERVATION_KEY: self.task.encode(state).float()}
 
     def step(self, state: ModelState, action: Float[Tensor, "batch action"]) -> SimulatedStep:
         state, reward, alive = self._once(state, action)

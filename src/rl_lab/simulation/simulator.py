@@ -41,6 +41,7 @@ class Simulator(ABC):
     has_reward: bool = True
     has_value: bool = False
     has_policy: bool = False
+    has_observation: bool = False
 
     @abstractmethod
     def observe(
@@ -71,6 +72,10 @@ class Simulator(ABC):
     def policy(self, state: ModelState) -> Float[Tensor, "batch action"]:
         """An action drawn from the model's own policy, where it has one (`has_policy`)."""
         raise NotImplementedError(f"{type(self).__name__} has no policy")
+
+    def observation(self, state: ModelState) -> dict[str, Tensor]:
+        """What would be seen of a state, [batch, ...] per key, where the model knows it (`has_observation`)."""
+        raise NotImplementedError(f"{type(self).__name__} predicts no observations")
 
     def rollout(
         self,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_lab.components.controllers.manager import RANDOM_ROLE
+from rl_lab.components.planners.base import Plan
 from rl_lab.metrics.values import Metrics
 from rl_lab.records import (
     OBSERVATION_PREFIX,
@@ -26,6 +27,7 @@ from rl_lab.records import (
     SequenceBatch,
     VectorStep,
 )
+from rl_lab.simulation.simulator import ModelState
 from rl_lab.workflows.context import MetricsSink, PhaseView, WorkflowContext
 from rl_lab.workflows.diagnosis import find_nonfinite
 from rl_lab.workflows.random_actions import RandomActions
@@ -198,6 +200,11 @@ class Workflow:
     def imagine(self, batch: SequenceBatch, *, context: int) -> ImaginedRollout:
         """Observe the first `context` records of each sequence, then predict the others from their actions alone."""
         raise NotImplementedError(f"{type(self).__name__} has no model to imagine with")
+
+    def plan(self, observation: Observation, state: AgentState) -> tuple[Plan, ModelState]:
+        """Where actions are planned: what `act` would do now, what else was considered, and the model state it began
+        in."""
+        raise NotImplementedError(f"{type(self).__name__} does not plan")
 
     def plan_phase(self, step: int) -> str | None:
         """The name of a phase to jump to now, or None."""

@@ -9,8 +9,8 @@ import torch
 
 from rl_lab.components.actions import ActionCodec
 from rl_lab.components.planners.base import Plan, Planner
-from rl_lab.records import Observation
-from rl_lab.simulation.simulator import Simulator
+from rl_lab.records import ImaginedRollout, Observation, SequenceBatch
+from rl_lab.simulation.simulator import ModelState, Simulator
 from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import MetricsSink, WorkflowContext
 
@@ -35,21 +35,41 @@ class MPC(Workflow):
         return self.planner.initial_memory(num_envs)
 
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
-        with torch.no_grad():
-            plan = self.plan(observation, state)
+        plan, _ = self.plan(observation, state)
         plan.require_finite()
         if mode == "train":
             self._expected = float(plan.value.mean())
         action: np.ndarray = self.codec.decode(self._choose(plan, mode)).cpu().numpy()
         return action, plan.memory
 
-    def plan(self, observation: Observation, state: AgentState) -> Plan:
-        """What would be done now, and what else was considered."""
+    @torch.no_grad()
+    def plan(self, observation: Observation, state: AgentState) -> tuple[Plan, ModelState]:
         seen = {key: torch.as_tensor(value, device=self.context.device) for key, value in observation.items()}
-        return self.planner.plan(self.planner.simulator.observe(seen), state)
+        start = self.planner.simulator.observe(seen)
+        return self.planner.plan(start, state), start
 
     def _choose(self, plan: Plan, mode: Mode) -> torch.Tensor:
         return plan.action
+
+    def imagine(self, batch: SequenceBatch, *, context: int) -> ImaginedRollout:
+        """Begin at the last of the `context` records and predict the others from their actions alone."""
+        simulator, last = self.planner.simulator, context - 1
+        start = simulator.observe({key: value[:, last] for key, value in batch.observation.items()})
+        rollout = simulator.rollout(start, self.codec.encode(batch.action)[:, last:-1])
+        seen = [simulator.observation(state) for state in rollout.states[1:]]
+        imagined, first = {}, batch.reward[:, :context]
+        for key, value in batch.observation.items():
+            ahead = torch.stack([parts[key] for parts in seen], 1)
+            imagined[key] = torch.cat([value[:, :context].to(ahead.dtype), ahead], 1).cpu().numpy()
+        goes_on = torch.cat([torch.ones_like(first), rollout.continuation.cumprod(1).float()], 1)
+        return ImaginedRollout(
+            context=context,
+            real={key: value.cpu().numpy() for key, value in batch.observation.items()},
+            imagined=imagined,
+            real_reward=batch.reward.cpu().numpy(),
+            imagined_reward=torch.cat([first, rollout.reward.float()], 1).cpu().numpy(),
+            imagined_continue=goes_on.cpu().numpy(),
+        )
 
     def log_metrics(self, step: int, writer: MetricsSink) -> None:
         writer.scalar("planner/expected_return", self._expected)

@@ -14,9 +14,10 @@ from rl_lab.components.encoders.mlp import MLPEncoder
 from rl_lab.components.encoders.nature import NatureCNN
 from rl_lab.components.encoders.planet_cnn import PlanetCNN
 from rl_lab.components.encoders.resnet import ResNetEncoder
+from rl_lab.components.observations import flat_observation
 from rl_lab.components.spaces import SpecLike, observation_specs, split_keys, stacked_image_shape
 from rl_lab.errors import ConfigError, nearest
-from rl_lab.nn.math import one_hot, symlog
+from rl_lab.nn.math import symlog
 from rl_lab.nn.styles import StyleLike
 from rl_lab.specs import ObservationSpec
 
@@ -80,12 +81,8 @@ class MultiKeyEncoder(nn.Module):
         return features[0] if len(features) == 1 else torch.cat(features, -1)
 
     def _flat(self, value: Tensor, spec: ObservationSpec) -> Tensor:
-        lead = value.shape[: value.ndim - len(spec.shape)]
-        if spec.kind == "discrete":
-            parts = value.reshape(*lead, len(spec.classes)).unbind(-1)
-            return torch.cat([one_hot(part, size) for part, size in zip(parts, spec.classes, strict=True)], -1)
-        flat = value.reshape(*lead, spec.encoded_size).float()
-        return symlog(flat) if self.use_symlog else flat
+        flat = flat_observation(value, spec)
+        return symlog(flat) if self.use_symlog and spec.kind == "vector" else flat
 
     def wiring(self) -> dict[str, str]:
         """For people: what each key goes through, and why."""

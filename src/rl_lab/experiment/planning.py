@@ -1,0 +1,119 @@
+"""Plays a held-out episode and keeps what the planner considered at its decisions, for pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_lab.components.planners.base import Plan, Planner
+from rl_lab.environments import make_vector_env
+from rl_lab.environments.base import VectorEnv
+from rl_lab.experiment.validation import Settings
+from rl_lab.metrics.planning import write_planning
+from rl_lab.orchestration.randomness import forked_random
+from rl_lab.records import PlannedDecision, PlannedEpisode
+from rl_lab.simulation.simulator import ModelState
+from rl_lab.workflows.base import Workflow
+
+MAX_DECISIONS = 100
+SHOWN_DECISIONS, SHOWN_CANDIDATES, SHOWN_ELITES = 4, 40, 10
+SEED_DOMAIN = 0x504C
+
+
+def can_plan(workflow: Workflow) -> bool:
+    return type(workflow).plan is not Workflow.plan and isinstance(getattr(workflow, "planner", None), Planner)
+
+
+def write_run_planning(workflow: Workflow, settings: Settings, folder: Path, *, seed: int | None = None) -> list[Path]:
+    """Play, plan and draw into `folder`/planning; the files."""
+    seed = settings.experiment.seed if seed is None else seed
+    envs = make_vector_env(settings.environment, seed=seed, num_envs=1, stream="final")
+    try:
+        with forked_random(SEED_DOMAIN, seed), torch.no_grad():
+            episode = play_planned(workflow, envs)
+    finally:
+        envs.close()
+    return write_planning(episode, folder / "planning")
+
+
+def play_planned(workflow: Workflow, envs: VectorEnv) -> PlannedEpisode:
+    """One episode, or its first decisions."""
+    planner = workflow.planner  # type: ignore[attr-defined]
+    key = _drawn_key(workflow, planner)
+    current, state = envs.reset(), workflow.initial_state(1)
+    expected, rewards, seen, fans = [], [], [], {}
+    is_terminal = False
+    for step in range(MAX_DECISIONS):
+        before = torch.get_rng_state()
+        plan, start = workflow.plan(current.observation, state)
+        torch.set_rng_state(before)  # so that acting makes this very plan
+        action, state = workflow.act(current.observation, state, mode="eval")
+        expected.append(float(plan.value[0]))
+        if key is not None:
+            seen.append(current.observation[key][0].reshape(-1))
+            if step % (MAX_DECISIONS // (2 * SHOWN_DECISIONS)) == 0:
+                fans[step] = _fan(planner, plan, start, key)
+        current = envs.step(action)
+        rewards.append(float(current.ended.reward[0]) if current.ended is not None else float(current.reward[0]))
+        if current.ended is not None:
+            is_terminal = bool(current.ended.is_terminal[0])
+            if key is not None:
+                seen.append(current.ended.observation[key][0].reshape(-1))
+            break
+    beyond = planner.simulator.has_value and planner.bootstrap != "never"
+    received = _received(rewards, expected, planner, beyond=beyond, died=is_terminal)
+    chosen = [step for step in fans if step < max(1, len(rewards) - planner.horizon)] or list(fans)
+    decisions = [_decision(step, fans[step], np.stack(seen), planner.horizon) for step in _spaced(chosen)]
+    return PlannedEpisode(planner.horizon, beyond, np.array(expected), received, key, decisions)
+
+
+def _drawn_key(workflow: Workflow, planner: Planner) -> str | None:
+    """The first vector of the observation, where the model predicts observations."""
+    specs = workflow.context.observation_spec
+    keys = [key for key in sorted(specs) if specs[key].kind == "vector"]
+    return keys[0] if keys and planner.simulator.has_observation else None
+
+
+def _fan(planner: Planner, plan: Plan, start: ModelState, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Paths of the chosen plan, some elites and some other candidates; and which of them are elites."""
+    elites = plan.elites[0, :SHOWN_ELITES]
+    order = plan.returns[0].isfinite().nonzero().flatten()
+    others = order[~torch.isin(order, plan.elites[0])]
+    others = others[:: max(1, len(others) // SHOWN_CANDIDATES)][:SHOWN_CANDIDATES]
+    sequences = torch.cat([plan.actions[:1], plan.candidates[0, elites], plan.candidates[0, others]])
+    rollout = planner.simulator.rollout(planner.simulator.spread(start, len(sequences)), sequences)
+    states: list[Tensor] = [planner.simulator.observation(state)[key] for state in rollout.states]
+    paths = torch.stack(states, 1).flatten(2).cpu().numpy()
+    is_elite = np.zeros(len(sequences), bool)
+    is_elite[1 : 1 + len(elites)] = True
+    return paths, is_elite
+
+
+def _decision(step: int, fan: tuple[np.ndarray, np.ndarray], seen: np.ndarray, horizon: int) -> PlannedDecision:
+    paths, is_elite = fan
+    return PlannedDecision(step, paths[1:], is_elite[1:], paths[0], seen[step : step + horizon + 1])
+
+
+def _spaced(steps: list[int]) -> list[int]:
+    """A few of them, from the first to the last."""
+    places = np.linspace(0, len(steps) - 1, min(SHOWN_DECISIONS, len(steps)))
+    return [steps[round(place)] for place in places]
+
+
+def _received(rewards: list[float], expected: list[float], planner: Planner, *, beyond: bool, died: bool) -> np.ndarray:
+    """Discounted rewards over the horizon after each decision, to which a plan with a value beyond it adds what was
+    promised there. Where an episode died before, its rewards are all."""
+    count, horizon = len(rewards), planner.horizon
+    weights = planner.discount ** np.arange(horizon + 1)
+    received = np.full(count, np.nan)
+    for step in range(count):
+        after = rewards[step : step + horizon]
+        end = step + horizon
+        if end < count or died or (end == count and not beyond):
+            received[step] = float(np.dot(weights[: len(after)], after))
+        if beyond and end < count:
+            received[step] += float(weights[horizon]) * expected[end]
+    return received
