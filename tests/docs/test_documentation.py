@@ -24,6 +24,8 @@ from rl_lab.experiment.settings import SECTIONS
 from rl_lab.experiment.validation import validate
 from rl_lab.nn.optimizers import LaProp
 from rl_lab.orchestration.phases import PhaseNames, parse_phases
+from rl_lab.workflows.dreamer_v1 import DreamerV1
+from rl_lab.workflows.dreamer_v2 import DreamerV2
 from rl_lab.workflows.dreamer_v3 import DreamerV3
 
 DIMS = {
@@ -139,7 +141,8 @@ def _known_settings() -> set[str]:
     known = {f"{section}.{field.name}" for section, cls in SECTIONS.items() for field in fields(cls)}
     known |= {f"environment.{field.name}" for field in fields(EnvironmentSettings)}
     known |= {f"environment.atari.{field.name}" for field in fields(AtariSettings)}
-    for place, cls in (("workflow", DreamerV3), ("optimizers.main", LaProp), ("data_sources.replay", SequenceReplay)):
+    parts = [("optimizers.main", LaProp), ("data_sources.replay", SequenceReplay)]
+    for place, cls in [*parts, *(("workflow", cls) for cls in (DreamerV1, DreamerV2, DreamerV3))]:
         known |= {f"{place}.{name}" for name in inspect.signature(cls).parameters}
     return known
 
