@@ -1,4 +1,4 @@
-"""Shared by all tests: tensor shapes are checked at run time, torch uses one thread, and small trained runs."""
+"""Shared by all tests: tensor shapes are checked at run time (without a GPU), torch uses one thread, and small trained runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 from jaxtyping import install_import_hook
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-install_import_hook(["rl_lab.nn", "rl_lab.components"], "beartype.beartype")
 
-import torch  # noqa: E402  # after the hook, as everything that imports rl_lab
+import torch  # noqa: E402  # after the number of threads
+
+if not torch.cuda.is_available():  # on a GPU the tests compile, and the compiler cannot see through the checks
+    install_import_hook(["rl_lab.nn", "rl_lab.components"], "beartype.beartype")
 
 QUIET = ["logging.console=off", "logging.tensorboard=false", "evaluation.video=false"]
 TINY_DREAMER = [

@@ -5,13 +5,16 @@ done outside the loop (the action's and the observation's part of the layers, al
 function: its backward loop carries activation gradients only, and each weight gradient is one product over all steps at
 the end. `BlockRSSM.observe_step` is the same recurrence in plain form; the tests hold the two together.
 
+Here the loops run `forward_step` and `backward_step`, as they are or compiled. `posterior_kernels` has the same loops
+as a few fused kernels per step, for bfloat16 on a GPU.
+
 Symbols: T time, B batch, D deter, G blocks, d = D/G, U hidden, Z = groups × classes. Everything here is time-major.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -31,13 +34,11 @@ class ScanWeights(NamedTuple):
     stoch: Tensor  # [Z, U]
     inputs: Tensor  # [2U, D] (deter layer | stoch layer) → core, shared by all blocks
     gates: Tensor  # [G, d, 3d]
-    gates_bias: Tensor  # [G, 1, 3d]
+    gates_bias: Tensor  # [3D] block by block
     logits: Tensor  # [U, Z]
     logits_bias: Tensor  # [Z]
-    deter_bias: Tensor  # [U]
-    stoch_bias: Tensor  # [U]
-    deter_norm: Tensor  # [U]
-    stoch_norm: Tensor  # [U]
+    inputs_bias: Tensor  # [2U] (deter layer | stoch layer)
+    inputs_norm: Tensor  # [2U]
     core_norm: Tensor  # [D]
     posterior_norm: Tensor  # [U]
 
@@ -51,31 +52,61 @@ class ScanShape(NamedTuple):
     unimix: float
 
 
-class Saved(NamedTuple):
-    """What one forward step leaves for its backward step."""
+class ScanInputs(NamedTuple):
+    """What does not depend on the recurrence, and the state before the first step."""
 
-    deter_pre: Tensor  # [B, U]
-    stoch_pre: Tensor  # [B, U]
-    inputs: Tensor  # [B, 2U]
-    core_pre: Tensor  # [B, D]
-    core: Tensor  # [B, D]
-    gates: Tensor  # [G, B, 3d]
-    posterior_pre: Tensor  # [B, U]
-    posterior: Tensor  # [B, U]
+    deter: Tensor  # [B, D]
+    stoch: Tensor  # [B, Z]
+    keep: Tensor  # [T, B, 1] 0 where an episode starts
+    action_part: Tensor  # [T, B, D] of the core layer
+    embed_part: Tensor  # [T, B, U] of the posterior layer
+    noise: Tensor  # [T, B, groups, classes]
 
 
-class Gradients(NamedTuple):
-    """What one backward step leaves for the weight gradients."""
+class Path(NamedTuple):
+    """What the forward loop leaves, stacked over time (and what one step leaves, without the T)."""
 
-    logits: Tensor  # [B, Z]
-    posterior: Tensor  # [B, U]
-    posterior_pre: Tensor  # [B, U]
-    gates: Tensor  # [G, B, 3d]
-    core: Tensor  # [B, D]
-    core_pre: Tensor  # [B, D]
-    inputs: Tensor  # [B, 2U]
-    deter_pre: Tensor  # [B, U]
-    stoch_pre: Tensor  # [B, U]
+    deter: Tensor  # [T, B, D]
+    stoch: Tensor  # [T, B, Z]
+    logits: Tensor  # [T, B, Z]
+    inputs_pre: Tensor  # [T, B, 2U] the deter and the stoch layer before their norms
+    core_pre: Tensor  # [T, B, D]
+    gates: Tensor  # [T, B, 3D] block by block: (reset | candidate | update)
+    posterior_pre: Tensor  # [T, B, U]
+
+
+class PathGradients(NamedTuple):
+    """What the backward loop leaves: gradients of the layers' outputs, after norm and activation where they have one."""
+
+    logits: Tensor  # [T, B, Z]
+    posterior: Tensor  # [T, B, U]
+    gates: Tensor  # [T, B, 3D]
+    core: Tensor  # [T, B, D]
+    inputs: Tensor  # [T, B, 2U]
+
+
+class Loops(Protocol):
+    """The two loops over time."""
+
+    def suit(self, weights: ScanWeights) -> bool:
+        """Whether they can run with weights of this kind."""
+        ...
+
+    def forward(self, inputs: ScanInputs, weights: ScanWeights, shape: ScanShape) -> Path: ...
+
+    def backward(
+        self,
+        grads: tuple[Tensor, Tensor, Tensor],
+        inputs: ScanInputs,
+        path: Path,
+        weights: ScanWeights,
+        shape: ScanShape,
+    ) -> PathGradients:
+        """`grads`: of deter, stoch and logits, [T, B, size] each."""
+        ...
+
+
+# Pieces of a layer ----------------------------------------------------------------------------------------------------
 
 
 def to_blocks(x: Tensor, blocks: int) -> Tensor:
@@ -104,11 +135,31 @@ def norm_silu_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor,
     return grad_x, grad_scaled * normed
 
 
-def gated_update(gates: Tensor, deter: Tensor) -> Tensor:
+def halves(function: Callable[..., Any], *tensors: Tensor) -> tuple[Any, Any]:
+    """Apply a function to the deter layer's half and to the stoch layer's half."""
+    left, right = zip(*(tensor.chunk(2, -1) for tensor in tensors), strict=True)
+    return function(*left), function(*right)
+
+
+def normed_inputs(inputs_pre: Tensor, weights: ScanWeights) -> Tensor:
+    return torch.cat(halves(norm_silu, inputs_pre, weights.inputs_norm), -1)
+
+
+def split_gates(gates: Tensor, blocks: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[B, 3D] → reset, candidate and update before their activations, [B, D] each, in float32 or better."""
+    parts = at_least_float32(gates).unflatten(-1, (blocks, 3, -1)).unbind(-2)
+    reset, candidate, update = (part.flatten(-2) for part in parts)
+    return reset, candidate, update
+
+
+def gated_update(gates: Tensor, deter: Tensor, blocks: int) -> Tensor:
     """The block GRU: `update` is the share of new content."""
-    reset, candidate, update = (at_least_float32(from_blocks(part)) for part in gates.chunk(3, -1))
+    reset, candidate, update = split_gates(gates, blocks)
     candidate = torch.tanh(torch.sigmoid(reset) * candidate)
     return torch.lerp(at_least_float32(deter), candidate, torch.sigmoid(update - 1))
+
+
+# One step -------------------------------------------------------------------------------------------------------------
 
 
 def forward_step(
@@ -121,19 +172,18 @@ def forward_step(
     noise: Tensor,
     weights: ScanWeights,
     shape: ScanShape,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Saved]:
-    """One posterior step: (deter, stoch, logits, dense product of the new deter, what the backward step needs)."""
+) -> tuple[Path, Tensor]:
+    """One posterior step, and the dense product of the new deter."""
     dtype, hidden = weights.stoch.dtype, weights.stoch.shape[1]
-    deter_pre = at_least_float32(dense[:, hidden:]) * keep + weights.deter_bias
-    stoch_pre = at_least_float32(stoch @ weights.stoch) * keep + weights.stoch_bias
-    inputs = torch.cat([norm_silu(deter_pre, weights.deter_norm), norm_silu(stoch_pre, weights.stoch_norm)], -1)
-    inputs = inputs.to(dtype)
+    inputs_pre = torch.cat([dense[:, hidden:], stoch @ weights.stoch], -1)
+    inputs_pre = at_least_float32(inputs_pre) * keep + weights.inputs_bias
+    inputs = normed_inputs(inputs_pre, weights).to(dtype)
     deter = deter * keep.to(dtype)
     core_pre = inputs @ weights.inputs + from_blocks(torch.bmm(to_blocks(deter, shape.blocks), weights.block))
     core_pre = core_pre + action_part
     core = norm_silu(core_pre, weights.core_norm).to(dtype)
-    gates = torch.baddbmm(weights.gates_bias, to_blocks(core, shape.blocks), weights.gates)
-    deter = gated_update(gates, deter).to(dtype)
+    gates = from_blocks(torch.bmm(to_blocks(core, shape.blocks), weights.gates)) + weights.gates_bias
+    deter = gated_update(gates, deter, shape.blocks).to(dtype)
     dense = deter @ weights.dense
     posterior_pre = dense[:, :hidden] + embed_part
     posterior = norm_silu(posterior_pre, weights.posterior_norm).to(dtype)
@@ -142,8 +192,7 @@ def forward_step(
     probs = (1 - shape.unimix) * probs + shape.unimix / shape.classes
     choice = (probs / noise).argmax(-1, keepdim=True)
     stoch = (choice == torch.arange(shape.classes, device=choice.device)).flatten(-2).to(dtype)
-    saved = Saved(deter_pre, stoch_pre, inputs, core_pre, core, gates, posterior_pre, posterior)
-    return deter, stoch, logits, dense, saved
+    return Path(deter, stoch, logits, inputs_pre, core_pre, gates, posterior_pre), dense
 
 
 class Carry(NamedTuple):
@@ -157,177 +206,167 @@ class Carry(NamedTuple):
 
 def backward_step(
     carry: Carry,
-    grad_deter: Tensor,
-    grad_stoch: Tensor,
-    grad_logits: Tensor,
+    grads: tuple[Tensor, Tensor, Tensor],
     keep: Tensor,
     previous_deter: Tensor,
-    logits: Tensor,
-    saved: Saved,
+    path: Path,
     weights: ScanWeights,
     shape: ScanShape,
-) -> tuple[Carry, Gradients]:
+) -> tuple[Carry, PathGradients]:
     """The reverse of `forward_step`; no weight gradients here."""
-    dtype, hidden = weights.stoch.dtype, weights.stoch.shape[1]
+    dtype = weights.stoch.dtype
+    grad_deter, grad_stoch, grad_logits = grads
     # Straight-through sample: the gradient of the one-hot is the gradient of its probabilities.
     grad_sample = at_least_float32(carry.stoch_layer @ weights.stoch.t() + grad_stoch)
     grad_sample = grad_sample.unflatten(-1, (shape.groups, shape.classes))
-    probs = at_least_float32(logits).unflatten(-1, (shape.groups, shape.classes)).softmax(-1)
+    probs = at_least_float32(path.logits).unflatten(-1, (shape.groups, shape.classes)).softmax(-1)
     grad_sample = (1 - shape.unimix) * probs * (grad_sample - (probs * grad_sample).sum(-1, keepdim=True))
     grad_logits = (grad_sample.flatten(-2) + grad_logits).to(dtype)
     grad_posterior = grad_logits @ weights.logits.t()
-    posterior_pre = norm_silu_backward(grad_posterior, saved.posterior_pre, weights.posterior_norm)[0].to(dtype)
+    posterior_pre = norm_silu_backward(grad_posterior, path.posterior_pre, weights.posterior_norm)[0].to(dtype)
     grad_deter = grad_deter + carry.deter
     grad_deter = grad_deter + torch.cat([posterior_pre, carry.deter_layer], -1) @ weights.dense.t()
     through_block = torch.bmm(to_blocks(carry.core_pre, shape.blocks), weights.block.transpose(1, 2))
     grad_deter = at_least_float32(grad_deter + from_blocks(through_block))
     # The gates.
-    reset, candidate, update = (at_least_float32(from_blocks(part)) for part in saved.gates.chunk(3, -1))
+    reset, candidate, update = split_gates(path.gates, shape.blocks)
     reset, update = torch.sigmoid(reset), torch.sigmoid(update - 1)
     new = torch.tanh(reset * candidate)
     before = at_least_float32(previous_deter) * keep
     grad_new = grad_deter * update * (1 - new.square())
-    grad_gates = torch.cat(
-        [
-            to_blocks(grad_new * candidate * reset * (1 - reset), shape.blocks),
-            to_blocks(grad_new * reset, shape.blocks),
-            to_blocks(grad_deter * (new - before) * update * (1 - update), shape.blocks),
-        ],
-        -1,
-    ).to(dtype)
-    grad_core = from_blocks(torch.bmm(grad_gates, weights.gates.transpose(1, 2)))
-    core_pre = norm_silu_backward(grad_core, saved.core_pre, weights.core_norm)[0].to(dtype)
-    grad_inputs = core_pre @ weights.inputs.t()
-    deter_pre = norm_silu_backward(grad_inputs[:, :hidden], saved.deter_pre, weights.deter_norm)[0]
-    stoch_pre = norm_silu_backward(grad_inputs[:, hidden:], saved.stoch_pre, weights.stoch_norm)[0]
-    deter_pre, stoch_pre, keep = deter_pre.to(dtype), stoch_pre.to(dtype), keep.to(dtype)
-    through_gate = (grad_deter * (1 - update)).to(dtype) * keep
-    carry = Carry(deter_pre * keep, stoch_pre * keep, core_pre * keep, through_gate)
-    gradients = Gradients(
-        grad_logits, grad_posterior, posterior_pre, grad_gates, grad_core, core_pre, grad_inputs, deter_pre, stoch_pre
+    by_gate = (
+        grad_new * candidate * reset * (1 - reset),
+        grad_new * reset,
+        grad_deter * (new - before) * update * (1 - update),
     )
-    return carry, gradients
+    by_gate_and_block = torch.stack([part.unflatten(-1, (shape.blocks, -1)) for part in by_gate], -2)
+    grad_gates = by_gate_and_block.flatten(-3).to(dtype)
+    grad_core = from_blocks(torch.bmm(to_blocks(grad_gates, shape.blocks), weights.gates.transpose(1, 2)))
+    core_pre = norm_silu_backward(grad_core, path.core_pre, weights.core_norm)[0].to(dtype)
+    grad_inputs = core_pre @ weights.inputs.t()
+    keep = keep.to(dtype)
+    deter_layer, stoch_layer = (
+        grad_x.to(dtype) * keep
+        for grad_x, _ in halves(norm_silu_backward, grad_inputs, path.inputs_pre, weights.inputs_norm)
+    )
+    through_gate = (grad_deter * (1 - update)).to(dtype) * keep
+    carry = Carry(deter_layer, stoch_layer, core_pre * keep, through_gate)
+    return carry, PathGradients(grad_logits, grad_posterior, grad_gates, grad_core, grad_inputs)
 
 
-def weight_gradients(
-    previous_deter: Tensor,
-    previous_stoch: Tensor,
-    deter: Tensor,
-    keep: Tensor,
-    saved: Saved,
-    gradients: Gradients,
-    weights: ScanWeights,
-    shape: ScanShape,
-) -> ScanWeights:
-    """Every weight gradient as one product over all T·B rows. Arguments are stacked over time."""
-    dtype, hidden, blocks = weights.stoch.dtype, weights.stoch.shape[1], shape.blocks
+# All steps ------------------------------------------------------------------------------------------------------------
+
+
+def with_first(first: Tensor, following: Tensor) -> Tensor:
+    """What came before each step: `first`, then all of `following` but its last."""
+    return torch.cat([first.unsqueeze(0), following[:-1]])
+
+
+class StepLoops(NamedTuple):
+    """The loops step by step; the step functions as they are, or compiled."""
+
+    forward_step: Callable[..., tuple[Path, Tensor]] = forward_step
+    backward_step: Callable[..., tuple[Carry, PathGradients]] = backward_step
+
+    def suit(self, weights: ScanWeights) -> bool:
+        return True
+
+    def forward(self, inputs: ScanInputs, weights: ScanWeights, shape: ScanShape) -> Path:
+        deter, stoch, dense, steps = inputs.deter, inputs.stoch, inputs.deter @ weights.dense, []
+        for t in range(inputs.keep.shape[0]):
+            outside = inputs.keep[t], inputs.action_part[t], inputs.embed_part[t], inputs.noise[t]
+            step, dense = self.forward_step(deter, stoch, dense, *outside, weights, shape)
+            deter, stoch = step.deter, step.stoch
+            steps.append(step)
+        return Path(*(torch.stack(part) for part in zip(*steps, strict=True)))
+
+    def backward(
+        self, grads: tuple[Tensor, Tensor, Tensor], inputs: ScanInputs, path: Path, weights: ScanWeights,
+        shape: ScanShape,
+    ) -> PathGradients:  # fmt: skip
+        previous, collected = with_first(inputs.deter, path.deter), []
+        no_hidden, no_deter = torch.zeros_like(path.posterior_pre[0]), torch.zeros_like(inputs.deter)
+        no_hidden = no_hidden.to(inputs.deter.dtype)
+        carry = Carry(no_hidden, no_hidden, no_deter, no_deter)
+        for t in reversed(range(inputs.keep.shape[0])):
+            by_output = grads[0][t], grads[1][t], grads[2][t]
+            step = Path(*(part[t] for part in path))
+            carry, gradients = self.backward_step(carry, by_output, inputs.keep[t], previous[t], step, weights, shape)
+            collected.append(gradients)
+        return PathGradients(*(torch.stack(part[::-1]) for part in zip(*collected, strict=True)))
+
+
+def outside_gradients(
+    inputs: ScanInputs, path: Path, gradients: PathGradients, weights: ScanWeights, shape: ScanShape
+) -> tuple[Tensor, Tensor, ScanWeights]:
+    """Of the action's part, the embedding's part and every weight: each is one product over all T·B rows."""
+    dtype = weights.stoch.dtype
 
     def rows(x: Tensor) -> Tensor:
         return x.flatten(0, 1)
 
     def block_rows(x: Tensor) -> Tensor:  # [T, B, G·n] → [G, T·B, n]
-        return rows(x).view(x.shape[0] * x.shape[1], blocks, -1).transpose(0, 1)
+        return rows(x).unflatten(-1, (shape.blocks, -1)).transpose(0, 1)
 
-    def gate_rows(x: Tensor) -> Tensor:  # [T, G, B, n] → [G, T·B, n]
-        return x.transpose(0, 1).flatten(1, 2)
-
-    def norm_gradient(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        return rows(norm_silu_backward(grad, x, weight)[1]).sum(0)
-
-    keep = keep.to(dtype)
-    masked_deter, masked_stoch = previous_deter * keep, previous_stoch * keep
-    gates = gate_rows(gradients.gates)
-    return ScanWeights(
-        block=torch.bmm(block_rows(masked_deter).transpose(1, 2), block_rows(gradients.core_pre)),
-        dense=torch.cat(
-            [
-                rows(deter).t() @ rows(gradients.posterior_pre),
-                rows(masked_deter).t() @ rows(gradients.deter_pre),
-            ],
-            -1,
-        ),
-        stoch=rows(masked_stoch).t() @ rows(gradients.stoch_pre),
-        inputs=rows(saved.inputs).t() @ rows(gradients.core_pre),
-        gates=torch.bmm(block_rows(saved.core).transpose(1, 2), gates),
-        gates_bias=gates.sum(1, keepdim=True),
-        logits=rows(saved.posterior).t() @ rows(gradients.logits),
+    keep = inputs.keep.to(dtype)
+    before, stoch_before = with_first(inputs.deter, path.deter) * keep, with_first(inputs.stoch, path.stoch) * keep
+    posterior_pre, posterior_norm = norm_silu_backward(gradients.posterior, path.posterior_pre, weights.posterior_norm)
+    core_pre, core_norm = norm_silu_backward(gradients.core, path.core_pre, weights.core_norm)
+    by_half = halves(norm_silu_backward, gradients.inputs, path.inputs_pre, weights.inputs_norm)
+    inputs_pre, inputs_norm = (torch.cat(parts, -1) for parts in zip(*by_half, strict=True))
+    posterior_pre, core_pre, layers_pre = posterior_pre.to(dtype), core_pre.to(dtype), inputs_pre.to(dtype)
+    deter_pre, stoch_pre = layers_pre.chunk(2, -1)
+    layer_inputs = normed_inputs(path.inputs_pre, weights).to(dtype)
+    core = norm_silu(path.core_pre, weights.core_norm).to(dtype)
+    posterior = norm_silu(path.posterior_pre, weights.posterior_norm).to(dtype)
+    by_weight = ScanWeights(
+        block=torch.bmm(block_rows(before).transpose(1, 2), block_rows(core_pre)),
+        dense=torch.cat([rows(path.deter).t() @ rows(posterior_pre), rows(before).t() @ rows(deter_pre)], -1),
+        stoch=rows(stoch_before).t() @ rows(stoch_pre),
+        inputs=rows(layer_inputs).t() @ rows(core_pre),
+        gates=torch.bmm(block_rows(core).transpose(1, 2), block_rows(gradients.gates)),
+        gates_bias=rows(gradients.gates).sum(0),
+        logits=rows(posterior).t() @ rows(gradients.logits),
         logits_bias=rows(gradients.logits).sum(0),
-        deter_bias=rows(gradients.deter_pre).sum(0),
-        stoch_bias=rows(gradients.stoch_pre).sum(0),
-        deter_norm=norm_gradient(gradients.inputs[..., :hidden], saved.deter_pre, weights.deter_norm),
-        stoch_norm=norm_gradient(gradients.inputs[..., hidden:], saved.stoch_pre, weights.stoch_norm),
-        core_norm=norm_gradient(gradients.core, saved.core_pre, weights.core_norm),
-        posterior_norm=norm_gradient(gradients.posterior, saved.posterior_pre, weights.posterior_norm),
+        inputs_bias=rows(inputs_pre).sum(0),
+        inputs_norm=rows(inputs_norm).sum(0),
+        core_norm=rows(core_norm).sum(0),
+        posterior_norm=rows(posterior_norm).sum(0),
     )
+    by_weight = ScanWeights(*(grad.to(weight.dtype) for grad, weight in zip(by_weight, weights, strict=True)))
+    return core_pre, posterior_pre, by_weight
 
 
 class ScanFunctions(NamedTuple):
-    """The two step functions, as they are or compiled."""
+    """How a scan is computed: its loops, and what is done once for all steps after the backward loop."""
 
-    forward: Callable[..., Any] = forward_step
-    backward: Callable[..., Any] = backward_step
+    loops: Loops = StepLoops()
+    outside_gradients: Callable[..., tuple[Tensor, Tensor, ScanWeights]] = outside_gradients
 
 
 class PosteriorScan(torch.autograd.Function):
     """(deter, stoch, logits) of every step, from the parts that were computed outside the loop."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        functions: ScanFunctions,
-        shape: ScanShape,
-        deter: Tensor,
-        stoch: Tensor,
-        keep: Tensor,
-        action_part: Tensor,
-        embed_part: Tensor,
-        noise: Tensor,
-        *weight_tuple: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        weights = ScanWeights(*weight_tuple)
-        initial_deter, initial_stoch = deter, stoch
-        dense = deter @ weights.dense
-        deters, stochs, logit_list, saved_list = [], [], [], []
-        for t in range(keep.shape[0]):
-            deter, stoch, logits, dense, saved = functions.forward(
-                deter, stoch, dense, keep[t], action_part[t], embed_part[t], noise[t], weights, shape
-            )
-            deters.append(deter)
-            stochs.append(stoch)
-            logit_list.append(logits)
-            saved_list.append(saved)
-        deters_all, stochs_all, logits_all = torch.stack(deters), torch.stack(stochs), torch.stack(logit_list)
-        ctx.functions, ctx.shape, ctx.steps = functions, shape, saved_list
-        ctx.save_for_backward(initial_deter, initial_stoch, keep, deters_all, stochs_all, logits_all, *weights)
-        return deters_all, stochs_all, logits_all
+    def forward(ctx: Any, functions: ScanFunctions, shape: ScanShape, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """`tensors`: those of `ScanInputs`, then those of `ScanWeights`."""
+        count = len(ScanInputs._fields)
+        path = functions.loops.forward(ScanInputs(*tensors[:count]), ScanWeights(*tensors[count:]), shape)
+        ctx.functions, ctx.shape = functions, shape
+        ctx.save_for_backward(*tensors, *path)
+        return path.deter, path.stoch, path.logits
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_deter, grad_stoch, grad_logits = grads
-        initial_deter, initial_stoch, keep, deter, stoch, logits, *weight_tuple = ctx.saved_tensors
-        weights, shape = ScanWeights(*weight_tuple), ctx.shape
-        previous_deter = torch.cat([initial_deter.unsqueeze(0), deter[:-1]])
-        previous_stoch = torch.cat([initial_stoch.unsqueeze(0), stoch[:-1]])
-        hidden = weights.stoch.new_zeros(deter.shape[1], weights.stoch.shape[1])
-        carry = Carry(hidden, hidden, torch.zeros_like(initial_deter), torch.zeros_like(initial_deter))
-        collected: list[Gradients] = []
-        for t in reversed(range(keep.shape[0])):
-            carry, gradients = ctx.functions.backward(
-                carry,
-                grad_deter[t],
-                grad_stoch[t],
-                grad_logits[t],
-                keep[t],
-                previous_deter[t],
-                logits[t],
-                ctx.steps[t],
-                weights,
-                shape,
-            )
-            collected.append(gradients)
-        stacked = Gradients(*(torch.stack(part[::-1]) for part in zip(*collected, strict=True)))
-        saved = Saved(*(torch.stack(part) for part in zip(*ctx.steps, strict=True)))
-        by_weight = weight_gradients(previous_deter, previous_stoch, deter, keep, saved, stacked, weights, shape)
-        by_weight = ScanWeights(*(grad.to(weight.dtype) for grad, weight in zip(by_weight, weights, strict=True)))
-        return None, None, None, None, None, stacked.core_pre, stacked.posterior_pre, None, *by_weight
+        counts = len(ScanInputs._fields), len(ScanInputs._fields) + len(ScanWeights._fields)
+        tensors = ctx.saved_tensors
+        inputs, path = ScanInputs(*tensors[: counts[0]]), Path(*tensors[counts[1] :])
+        weights = ScanWeights(*tensors[counts[0] : counts[1]])
+        by_output = grads[0], grads[1], grads[2]
+        gradients = ctx.functions.loops.backward(by_output, inputs, path, weights, ctx.shape)
+        action_part, embed_part, by_weight = ctx.functions.outside_gradients(
+            inputs, path, gradients, weights, ctx.shape
+        )
+        by_input = ScanInputs(None, None, None, action_part, embed_part, None)  # type: ignore[arg-type]
+        return None, None, *by_input, *by_weight

@@ -11,11 +11,14 @@ from rl_lab.components.representation_learners.base import CategoricalModel, Lat
 from rl_lab.components.representation_learners.posterior_scan import (
     PosteriorScan,
     ScanFunctions,
+    ScanInputs,
     ScanShape,
     ScanWeights,
+    StepLoops,
     backward_step,
     forward_step,
     gated_update,
+    outside_gradients,
 )
 from rl_lab.nn.capture import compile_block
 from rl_lab.nn.layers import MLP, BlockLinear, Linear, NormedLinear, RMSNorm
@@ -53,10 +56,17 @@ class BlockRSSM(CategoricalModel):
         self.prior_layers = MLP(deter, hidden, prior_layers)
         self.prior_logits = Linear(hidden, self.stoch_size)
         self._scan_functions = ScanFunctions()
+        self._kernel_functions: ScanFunctions | None = None
 
     def compile_steps(self) -> None:
         super().compile_steps()
-        self._scan_functions = ScanFunctions(compile_block(forward_step), compile_block(backward_step))
+        steps = StepLoops(compile_block(forward_step), compile_block(backward_step))
+        self._scan_functions = ScanFunctions(steps, compile_block(outside_gradients))
+        if self.core.bias.is_cuda:
+            from rl_lab.components.representation_learners.kernel_loops import KernelLoops, backward_tables
+
+            loops = KernelLoops(compile_block(backward_tables))
+            self._kernel_functions = self._scan_functions._replace(loops=loops)
 
     # One step at a time -----------------------------------------------------------------------------------------------
 
@@ -68,8 +78,7 @@ class BlockRSSM(CategoricalModel):
         own = state.deter.to(shared.dtype).view(shared.shape[0], blocks, -1)
         each = torch.cat([own, shared.unsqueeze(1).expand(-1, blocks, -1)], -1)
         core = F.silu(self.core_norm(self.core(each.flatten(1))))
-        gates = self.gates.forward_blocks(core.view(core.shape[0], blocks, -1).transpose(0, 1))
-        return gated_update(gates, state.deter).to(core.dtype), None
+        return gated_update(self.gates(core), state.deter, blocks).to(core.dtype), None
 
     def prior(self, deter: Float[Tensor, "*lead deter"]) -> Float[Tensor, "*lead groups classes"]:
         return self.grid(self.prior_logits(self.prior_layers(deter)))
@@ -103,10 +112,14 @@ class BlockRSSM(CategoricalModel):
                 self.posterior_layer.linear.weight[:, self.deter :].to(dtype),
                 self.posterior_layer.linear.bias.to(dtype),
             )
-            deter, stoch, logits = PosteriorScan.apply(
-                self._scan_functions, self.scan_shape, initial.deter.to(dtype), initial.stoch.to(dtype),
-                keep.to(at_least_float32(embed).dtype), action_part, embed_part, noise, *weights,
+            inputs = ScanInputs(
+                initial.deter.to(dtype), initial.stoch.to(dtype), keep.to(at_least_float32(embed).dtype),
+                action_part, embed_part, noise,
             )  # fmt: skip
+            functions = self._scan_functions
+            if self._kernel_functions is not None and self._kernel_functions.loops.suit(weights):
+                functions = self._kernel_functions
+            deter, stoch, logits = PosteriorScan.apply(functions, self.scan_shape, *inputs, *weights)
         states = LatentState(deter.transpose(0, 1), stoch.transpose(0, 1))
         return states, self.grid(logits.transpose(0, 1))
 
@@ -126,13 +139,11 @@ class BlockRSSM(CategoricalModel):
             stoch=self.stoch_layer.linear.weight.t().to(dtype),
             inputs=shared[: 2 * self.hidden],
             gates=self.gates.weight.to(dtype),
-            gates_bias=self.gates.bias.view(self.core.blocks, 1, -1).to(dtype),
+            gates_bias=self.gates.bias.to(dtype),
             logits=self.posterior_logits.weight.t().to(dtype),
             logits_bias=self.posterior_logits.bias.to(dtype),
-            deter_bias=self.deter_layer.linear.bias,
-            stoch_bias=self.stoch_layer.linear.bias,
-            deter_norm=self.deter_layer.norm.weight,
-            stoch_norm=self.stoch_layer.norm.weight,
+            inputs_bias=torch.cat([self.deter_layer.linear.bias, self.stoch_layer.linear.bias]),
+            inputs_norm=torch.cat([self.deter_layer.norm.weight, self.stoch_layer.norm.weight]),
             core_norm=self.core_norm.weight,
             posterior_norm=self.posterior_layer.norm.weight,
         )
