@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rl_lab.errors import ConfigError
-from rl_lab.nn.layers import MLP, BlockLinear, Conv, Head, Linear, RMSNorm, UpsampleConv
+from rl_lab.nn.layers import MLP, BlockLinear, Conv, Head, Linear, PooledConv, RMSNorm, UpsampleConv
 from rl_lab.nn.math import one_hot, symexp, symlog
 
 
@@ -45,6 +45,32 @@ def test_upsample_conv_equals_upsampling_then_convolving() -> None:
         strict=True,
     ):
         torch.testing.assert_close(left, right)
+
+
+def test_pooled_conv_by_phases_equals_convolving_then_pooling() -> None:
+    """The rewritten form is exact, at the edges too, in value and in gradient; of equal values the first learns."""
+    layer = PooledConv(3, 4).double()
+    nn.init.normal_(layer.bias)
+    x = torch.randn(2, 6, 8, 3, dtype=torch.float64)
+    x[1] = 0.5  # flat: away from the edges all four outputs of a pool are equal
+    x.requires_grad_()
+    expected, got = layer(x), layer.by_phases(x)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    inputs = [x, layer.weight, layer.bias]
+    weight = torch.randn_like(expected)
+    for left, right in zip(
+        torch.autograd.grad((got * weight).sum(), inputs),
+        torch.autograd.grad((expected * weight).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
+
+
+def test_pooled_conv_by_phases_passes_nan_on() -> None:
+    """What is not finite must reach the check of the loss."""
+    layer, x = PooledConv(1, 2), torch.zeros(1, 8, 8, 1)
+    x[0, 5, 5] = float("nan")
+    assert torch.equal(layer.by_phases(x).isnan(), layer(x).isnan())
 
 
 def test_block_weights_use_the_whole_input_as_fan_in() -> None:

@@ -21,7 +21,7 @@ class CapturedStep:
 
     The function must have static shapes and never wait for the device. It may change state in place (parameters,
     optimiser moments): `state` lists every such tensor, all of them made beforehand, so that the warm-up calls before
-    the capture leave no trace. Outputs are overwritten by the next call.
+    the capture leave no trace. Inputs may lie on the host. Outputs are overwritten by the next call.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class CapturedStep:
         return self._outputs
 
     def _capture(self, inputs: Mapping[str, Tensor]) -> None:
-        self._inputs = {name: tensor.clone() for name, tensor in inputs.items()}
+        self._inputs = {name: tensor.to("cuda", copy=True) for name, tensor in inputs.items()}
         random_state = torch.cuda.get_rng_state()
         before = [tensor.detach().clone() for tensor in self._state()]
         stream = torch.cuda.Stream()
@@ -53,7 +53,8 @@ class CapturedStep:
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # Other threads may go on using the GPU meanwhile: batches are prefetched.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._outputs = self._function(self._inputs)
         with torch.no_grad():
             for tensor, saved in zip(self._state(), before, strict=True):

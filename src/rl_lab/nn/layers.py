@@ -80,6 +80,17 @@ class Conv(nn.Conv2d):
             nn.init.zeros_(self.bias)
 
 
+def _taps() -> Tensor:
+    """[2, 3, 2, 5]: an output pixel of this phase (even or odd) meets the pixel of that phase, in the left, the same or
+    the right one of the pairs, with which of the five weights of a 5×5 convolution."""
+    along = torch.zeros(2, 3, 2, 5)
+    for phase in range(2):
+        for tap in range(5):
+            place = phase + tap - 2
+            along[phase, place // 2 + 1, place % 2, tap] = 1.0
+    return along
+
+
 class UpsampleConv(Conv):
     """Nearest-neighbour upsampling by 2, then a 5×5 convolution; images are [rows, height, width, channels].
 
@@ -91,10 +102,7 @@ class UpsampleConv(Conv):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__(in_channels, out_channels, 5)
-        along = torch.zeros(2, 3, 5)  # for an even and an odd output: which of three inputs each of five weights meets
-        for phase in range(2):
-            for tap in range(5):
-                along[phase, (phase + tap - 2) // 2 + 1, tap] = 1.0
+        along = _taps().sum(2)  # both pixels of a pair are the same one
         taps = torch.einsum("pah,qbw->hwpqab", along, along).reshape(25, 36)
         self.register_buffer("taps", taps, persistent=False)
 
@@ -102,10 +110,53 @@ class UpsampleConv(Conv):
         assert self.bias is not None
         rows, height, width, inputs = x.shape
         weight = (self.weight.flatten(2) @ self.taps).view(-1, inputs, 4, 3, 3)
-        weight = weight.permute(2, 0, 1, 3, 4).reshape(-1, inputs, 3, 3).contiguous(memory_format=torch.channels_last)
-        phases = F.conv2d(x.permute(0, 3, 1, 2), weight, self.bias.repeat(4), padding=1).permute(0, 2, 3, 1)
-        parts = phases.reshape(rows, height, width, 2, 2, self.out_channels)
+        weight = weight.permute(2, 0, 1, 3, 4).reshape(-1, inputs, 3, 3)
+        bias, spare = self.bias.repeat(4), _spare_channels(x, 4 * self.out_channels)
+        if spare:
+            weight, bias = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, spare)), F.pad(bias, (0, spare))
+        weight = weight.contiguous(memory_format=torch.channels_last)
+        phases = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, padding=1).permute(0, 2, 3, 1)
+        parts = phases[..., : 4 * self.out_channels].reshape(rows, height, width, 2, 2, self.out_channels)
         return parts.permute(0, 1, 3, 2, 4, 5).reshape(rows, 2 * height, 2 * width, self.out_channels)
+
+
+class PooledConv(Conv):
+    """A 5×5 convolution, then 2×2 max-pooling; images are [rows, height, width, channels].
+
+    An image has few channels, for which a GPU has no fast convolution. So there this is computed, exactly, as a 3×3
+    convolution of the image with every 2×2 pixels as channels of one, to four outputs: their largest is the result.
+    """
+
+    taps: Tensor
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, 5)
+        self.register_buffer("taps", torch.einsum("pash,qbrw->hwpqsrab", _taps(), _taps()).reshape(25, -1), False)
+
+    def forward(self, x: Float[Tensor, "rows height width inputs"]) -> Float[Tensor, "rows height2 width2 outputs"]:
+        if x.is_cuda:
+            return self.by_phases(x)
+        return F.max_pool2d(super().forward(x.permute(0, 3, 1, 2)), 2).permute(0, 2, 3, 1)
+
+    def by_phases(self, x: Float[Tensor, "rows height width inputs"]) -> Float[Tensor, "rows height2 width2 outputs"]:
+        assert self.bias is not None
+        rows, height, width, inputs = x.shape
+        spare = _spare_channels(x, 4 * inputs)
+        x = x.reshape(rows, height // 2, 2, width // 2, 2, inputs).permute(0, 1, 3, 2, 4, 5)
+        x = F.pad(x.reshape(rows, height // 2, width // 2, 4 * inputs), (0, spare))
+        weight = (self.weight.flatten(2) @ self.taps).view(-1, inputs, 4, 4, 3, 3)
+        weight = weight.permute(2, 0, 3, 1, 4, 5).reshape(-1, 4 * inputs, 3, 3)
+        weight = F.pad(weight, (0, 0, 0, 0, 0, spare)).contiguous(memory_format=torch.channels_last)
+        phases = F.conv2d(x.permute(0, 3, 1, 2), weight, self.bias.repeat(4), padding=1).permute(0, 2, 3, 1)
+        largest, *others = phases.unflatten(-1, (4, self.out_channels)).unbind(-2)
+        for other in others:  # of equal ones the first gets the gradient, as in max-pooling; NaN stays
+            largest = torch.where((other > largest) | (other != other), other, largest)
+        return largest
+
+
+def _spare_channels(x: Tensor, channels: int) -> int:
+    """How many to add: tensor cores want multiples of eight."""
+    return -channels % 8 if x.is_cuda else 0
 
 
 def glorot_conv_(layer: Convolution) -> Convolution:

@@ -50,6 +50,7 @@ class Dreamer(LatentWorkflow):
     """A version adds its settings, its form of the KL terms, and the rules of its behaviour."""
 
     update_hooks = ("update",)
+    captures_acting = True
     pieces: ClassVar[tuple[str, ...]] = ("_encode", "_prediction_losses")  # methods to compile
     default_scales: ClassVar[Mapping[str, float]]  # of all loss terms
 
@@ -114,7 +115,7 @@ class Dreamer(LatentWorkflow):
     def _compile(self) -> None:
         """Compiled pieces inside one captured CUDA graph. The plain methods stay the reference."""
         self.rssm.compile_steps()
-        self.behaviour.compile_pieces()
+        self.behaviour.compile_pieces(self.context.autocast_dtype or torch.float32)
         for name in self.pieces:
             setattr(self, name, compile_block(getattr(self, name)))
         self._step = CapturedStep(self._train_step, self._changing_tensors)

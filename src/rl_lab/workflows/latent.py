@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from rl_lab.components.actions import ActionCodec
 from rl_lab.components.decoders import ObservationModel
 from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
 from rl_lab.components.representation_learners.base import LatentState, StateSpaceModel, stack_states
+from rl_lab.nn.capture import CapturedStep
 from rl_lab.records import (
     OBSERVATION_PREFIX,
     BatchSpec,
@@ -34,6 +35,7 @@ from rl_lab.workflows.context import WorkflowContext
 # Of a probe's losses. They reach nothing else, and Adam's steps do not depend on it; so that a limit on the norm of all
 # gradients together hardly sees them, it is small.
 PROBE_SCALE = 0.01
+DECODED = "decoded"  # among the outputs of acting: the action as the environment takes it
 
 
 class Replayed(NamedTuple):
@@ -55,6 +57,8 @@ class LatentWorkflow(Workflow):
     the one before it, and updates write fresh ones back; without, it starts from nothing, as at an episode's start.
     """
 
+    captures_acting: ClassVar[bool] = False  # whether choosing an action never waits for the device
+
     def __init__(self, *, batch_size: int, sequence_length: int, train_ratio: float, stored_latents: bool) -> None:
         self.batch_size, self.sequence_length, self.train_ratio = batch_size, sequence_length, train_ratio
         self.stored_latents = stored_latents
@@ -66,6 +70,7 @@ class LatentWorkflow(Workflow):
         self.reward = context.component("reward", RewardPredictor)
         self.codec = ActionCodec(context.action_spec)
         self.latent_specs = self.rssm.stored_specs() if self.stored_latents else {}
+        self._act_graphs: dict[tuple[Mode, int], CapturedStep] = {}
         self._pending_latents: tuple[str, Tensor, dict[str, Tensor], torch.cuda.Event] | None = None
 
     # Acting -----------------------------------------------------------------------------------------------------------
@@ -85,12 +90,28 @@ class LatentWorkflow(Workflow):
     @torch.no_grad()
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
         """Filter the new observation into the latent state and choose an action from it."""
-        device = self.context.device
+        seen = {OBSERVATION_PREFIX + key: torch.as_tensor(value) for key, value in observation.items()}
+        if self.captures_acting and self.context.compile and "memory" not in state:
+            outputs = self._captured_act(seen | state, mode)
+        else:
+            outputs = self._act({name: value.to(self.context.device) for name, value in seen.items()} | state, mode)
+        return outputs.pop(DECODED).cpu().numpy(), outputs
+
+    def _act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
+        """From observation and state to the action, as the environment takes it, and the next state."""
         with self.context.autocast():
-            embed = self._embed({key: torch.as_tensor(value, device=device) for key, value in observation.items()})
-            latent, _ = self.rssm.observe_step(_latent(state), state["action"], embed)
+            embed = self._embed(_observation(inputs))
+            latent, _ = self.rssm.observe_step(_latent(inputs), inputs["action"], embed)
             action = self._choose_action(latent, mode=mode)
-        return self.codec.decode(action).cpu().numpy(), _agent_state(latent, action)
+        return {DECODED: self.codec.decode(action), **_agent_state(latent, action)}
+
+    def _captured_act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
+        """`_act` as a CUDA graph, one for each mode and number of environments."""
+        key = (mode, inputs["action"].shape[0])
+        if key not in self._act_graphs:
+            self._act_graphs[key] = CapturedStep(lambda tensors: self._act(tensors, mode), list)
+        # The next call overwrites the graph's outputs; a state belongs to the caller.
+        return {name: value.clone() for name, value in self._act_graphs[key](inputs).items()}
 
     def record_specs(self) -> dict[str, FieldSpec]:
         return self.latent_specs
@@ -127,11 +148,7 @@ class LatentWorkflow(Workflow):
             skip, initial = 0, self.rssm.initial(action.shape[0])
             action = torch.cat([torch.zeros_like(action[:, :1]), action], 1)
             is_first = torch.cat([torch.ones_like(is_first[:, :1]), is_first[:, 1:]], 1)
-        observation = {
-            name.removeprefix(OBSERVATION_PREFIX): value[:, skip:]
-            for name, value in inputs.items()
-            if name.startswith(OBSERVATION_PREFIX)
-        }
+        observation = {key: value[:, skip:] for key, value in _observation(inputs).items()}
         reward, is_last, is_terminal = (inputs[name][:, skip:] for name in ("reward", "is_last", "is_terminal"))
         return Replayed(observation, action, reward, is_first[:, skip:], is_last, is_terminal, initial)
 
@@ -213,7 +230,13 @@ class LatentWorkflow(Workflow):
         )
 
 
-def _latent(state: AgentState) -> LatentState:
+def _observation(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The observation out of a flat dict."""
+    prefix = OBSERVATION_PREFIX
+    return {name.removeprefix(prefix): value for name, value in inputs.items() if name.startswith(prefix)}
+
+
+def _latent(state: Mapping[str, Tensor]) -> LatentState:
     return LatentState(state["deter"], state["stoch"], state.get("memory"))
 
 

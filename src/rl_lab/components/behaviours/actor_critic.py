@@ -22,6 +22,7 @@ from rl_lab.components.return_computers import lambda_returns, recursive_returns
 from rl_lab.errors import ConfigError
 from rl_lab.nn.capture import compile_block
 from rl_lab.nn.normalizers import ReturnNormalizer
+from rl_lab.nn.precision import WorkingCopies
 
 Losses = dict[str, Tensor]
 Gradient = Literal["reinforce", "dynamics", "mixed"]
@@ -96,6 +97,8 @@ class ActorCritic:
         self.rules, self.rssm, self.actor, self.critic = rules, rssm, actor, critic
         self.reward, self.continuation, self.discount = reward, continuation, discount
         self.return_scale = return_scale
+        self._copies: WorkingCopies | None = None
+        self._dream_rssm, self._dream_actor = rssm, actor
         self.needs_slow = rules.target_critic == "slow" or rules.slow_value_scale > 0
         if self.needs_slow and critic.slow is None:
             raise ConfigError(
@@ -103,8 +106,12 @@ class ActorCritic:
                 "slow_rate."
             )
 
-    def compile_pieces(self) -> None:
-        """The plain methods stay the reference."""
+    def compile_pieces(self, dtype: torch.dtype) -> None:
+        """For computing in `dtype`. The plain methods stay the reference."""
+        if self.rules.gradient == "reinforce" and dtype != torch.float32:
+            self._copies = WorkingCopies(dtype)
+            self._dream_rssm, self._dream_actor = self._copies.add(self.rssm), self._copies.add(self.actor)
+            self._dream_rssm.compile_steps()
         for name in ("_judge", "_evaluate_critic", "_target_value", "_actor_critic_losses"):
             setattr(self, name, compile_block(getattr(self, name)))
 
@@ -146,11 +153,13 @@ class ActorCritic:
         """Features [horizon + 1, starts, size] and the actions taken in all but the last."""
         lead, device = (self.rules.horizon, start.deter.shape[0]), start.deter.device
         noise, action_noise = self.rssm.draw_noise(lead, device), self.actor.draw_noise(lead, device)
-        dream = self.rssm.imagine(start, self._choose, latent_noise=noise, action_noise=action_noise)
+        if self._copies is not None:
+            self._copies.refresh()
+        dream = self._dream_rssm.imagine(start, self._choose, latent_noise=noise, action_noise=action_noise)
         return dream.states.features, dream.actions
 
     def _choose(self, features: Tensor, noise: Tensor) -> Tensor:
-        return self.actor.distribution(self.actor(features.detach())).sample(noise)
+        return self._dream_actor.distribution(self._dream_actor(features.detach())).sample(noise)
 
     # The judgement ----------------------------------------------------------------------------------------------------
 

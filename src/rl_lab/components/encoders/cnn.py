@@ -7,7 +7,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from rl_lab.components.encoders.images import flatten_lead, scale_image
-from rl_lab.nn.layers import Conv, RMSNorm
+from rl_lab.nn.layers import Conv, PooledConv, RMSNorm
 
 CHANNEL_MULTIPLES = (2, 3, 4, 4)
 
@@ -23,8 +23,8 @@ class DreamerCNN(nn.Module):
         stride = 2 if strided else 1
         self.strided = strided
         self.convs = nn.ModuleList(
-            Conv(inputs, outputs, 5, stride=stride)
-            for inputs, outputs in zip([channels, *widths], widths, strict=False)
+            PooledConv(inputs, outputs) if first and not strided else Conv(inputs, outputs, 5, stride=stride)
+            for first, inputs, outputs in zip([True, *[False] * 3], [channels, *widths], widths, strict=False)
         )
         self.norms = nn.ModuleList(RMSNorm(outputs) for outputs in widths)
         self.output_size = (height // 16) * (width // 16) * widths[-1]
@@ -32,8 +32,11 @@ class DreamerCNN(nn.Module):
     def forward(self, image: UInt8[Tensor, "*lead height width channels"]) -> Float[Tensor, "*lead output_size"]:
         x = scale_image(flatten_lead(image))
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            # Channels last in memory throughout: both permutes are views.
-            x = conv(x.permute(0, 3, 1, 2))
-            x = x if self.strided else F.max_pool2d(x, 2)
-            x = F.silu(norm(x.permute(0, 2, 3, 1)))
+            # Channels last in memory throughout: the permutes are views.
+            if isinstance(conv, PooledConv):
+                x = conv(x)
+            else:
+                x = conv(x.permute(0, 3, 1, 2))
+                x = (x if self.strided else F.max_pool2d(x, 2)).permute(0, 2, 3, 1)
+            x = F.silu(norm(x))
         return x.reshape(*image.shape[:-3], self.output_size)
