@@ -1,6 +1,8 @@
-"""How long one DreamerV3 update takes on this machine, on synthetic records (replay excluded).
+"""How long one DreamerV3 update takes on this machine, on synthetic records (replay excluded), and one step of acting.
 
 python benchmarks/dreamer_v3_update.py --size 12m --observation image --actions 6 --write dreamer_v3_12m
+
+On a GPU it also counts kernels and launches; with `--stages` it prints a table of where the update spends its time.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ import json
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
+from dreamer_v3_stages import print_stages
 
 from rl_lab.components.representation_learners.base import DETER, STOCH
 from rl_lab.experiment.config import compose, resolve
@@ -94,20 +98,42 @@ def measure(workflow: DreamerV3, batch: SequenceBatch, *, repeats: int) -> dict[
     return {"ms_per_update": 1e3 * times[len(times) // 2], "fastest_ms": 1e3 * times[0], "warmup_s": warmup}
 
 
-def kernels(workflow: DreamerV3, batch: SequenceBatch) -> dict[str, float]:
-    """Kernels that one update runs, their summed time, and the heaviest of them."""
+LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
+
+
+def kernels(workflow: DreamerV3, batch: SequenceBatch, *, show: int) -> dict[str, float]:
+    """Kernels that one update runs, their summed time, and what the host launches; the heaviest kernels are printed."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         workflow.update(batch, phase=PHASE)
         synchronize()
-    events = [event for event in profiler.key_averages() if event.self_device_time_total > 0]
-    for event in sorted(events, key=lambda e: -e.self_device_time_total)[:12]:
+    averages = profiler.key_averages()
+    events = [event for event in averages if event.device_type == torch.autograd.DeviceType.CUDA]
+    for event in sorted(events, key=lambda e: -e.self_device_time_total)[:show]:
         print(f"  {event.self_device_time_total / 1e3:8.3f} ms {event.count:6d}× {event.key[:100]}")
     return {
         "kernels_per_update": sum(event.count for event in events),
+        "launches_per_update": sum(event.count for event in averages if event.key.startswith(LAUNCHES)),
         "kernel_ms": sum(event.self_device_time_total for event in events) / 1e3,
     }
+
+
+def act_ms(workflow: DreamerV3, envs: int, *, repeats: int = 200) -> float:
+    """From observations on the host to actions on the host."""
+    rng = np.random.default_rng(0)
+    observation = {
+        key: rng.integers(0, 256, (envs, *spec.shape), dtype=np.uint8)
+        if spec.kind == "image"
+        else rng.standard_normal((envs, *spec.shape), dtype=np.float32)
+        for key, spec in workflow.context.observation_spec.items()
+    }
+    state, times = workflow.initial_state(envs), []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        _, state = workflow.act(observation, state, mode="train")
+        times.append(time.perf_counter() - start)
+    return 1e3 * sorted(times)[len(times) // 2]
 
 
 def main() -> None:
@@ -117,17 +143,20 @@ def main() -> None:
     parser.add_argument("--actions", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--eager", action="store_true", help="neither compiled nor captured")
+    parser.add_argument("--stages", action="store_true", help="print where the update spends its time (GPU)")
     parser.add_argument("--write", metavar="NAME", help="write results/speed/NAME.json")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")
     workflow = make_workflow(arguments.size, arguments.observation, arguments.actions, compile_=not arguments.eager)
     batch = make_batch(workflow)
     figures: dict[str, float | str] = dict(measure(workflow, batch, repeats=arguments.repeats))
     if torch.cuda.is_available():
-        figures |= kernels(workflow, batch)
+        figures |= kernels(workflow, batch, show=12 if arguments.stages else 0)
         figures["gpu_busy_share"] = float(figures["kernel_ms"]) / float(figures["ms_per_update"])
         figures["peak_gpu_mb"] = torch.cuda.max_memory_allocated() / 2**20
+    figures |= {f"act_ms_{envs}": act_ms(workflow, envs) for envs in (1, 16)}
+    if arguments.stages:
+        print_stages(workflow, batch)
     spec = workflow.batch_spec()
     record = {
         "name": arguments.write, "size": arguments.size, "observation": arguments.observation,

@@ -33,6 +33,8 @@ def make_dreamer(
     lr: float = 1e-3,
     device: str = "cpu",
     compile_: bool = False,
+    autocast_dtype: torch.dtype | None = None,
+    bin_limit: float = 20.0,
     **hyperparameters,
 ) -> DreamerV3:
     torch.manual_seed(0)
@@ -46,16 +48,17 @@ def make_dreamer(
     )
     size = {"feature_size": rssm.feature_size, "units": units}
     components = {
-        "encoder": encoder, "rssm": rssm, "decoder": decoder, "reward": RewardPredictor(**size),
+        "encoder": encoder, "rssm": rssm, "decoder": decoder, "reward": RewardPredictor(limit=bin_limit, **size),
         "continue": ContinuePredictor(**size), "return_normalizer": ReturnNormalizer(),
     }  # fmt: skip
-    controllers = {"policy": make_actor(action=action, **size), "critic": TwoHotCritic(**size)}
+    controllers = {"policy": make_actor(action=action, **size), "critic": TwoHotCritic(limit=bin_limit, **size)}
     modules = [*components.values(), *controllers.values()]
     parameters = [p for module in modules for p in module.to(device).parameters() if p.requires_grad]
     context = WorkflowContext(
         config={}, device=torch.device(device), seed=0, observation_spec=observation, action_spec=action,
         components=components, controllers=ControllerManager(controllers),
         optimizers={"main": LaProp(parameters, lr=lr, warmup=0)}, compile=compile_,
+        autocast_dtype=autocast_dtype,
     )  # fmt: skip
     workflow = DreamerV3(**({"batch_size": 3, "sequence_length": 6, "horizon": 4} | hyperparameters))
     workflow.initialize(context)

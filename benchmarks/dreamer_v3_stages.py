@@ -1,0 +1,115 @@
+"""Where a DreamerV3 update spends its time on a GPU: each stage captured as a CUDA graph of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from rl_lab.components.representation_learners.base import LatentState
+from rl_lab.nn.capture import CapturedStep
+from rl_lab.records import SequenceBatch
+from rl_lab.workflows.dreamer_v3 import DreamerV3
+
+
+def measure_stage(function: Callable[[], object], *, repeats: int = 20) -> tuple[float, int, float]:
+    """(milliseconds, kernels, milliseconds inside kernels) of the captured function."""
+
+    def run(_: dict[str, Tensor]) -> dict[str, Tensor]:
+        function()
+        return {}
+
+    step = CapturedStep(run, list)
+    step({})
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        step({})
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step({})
+        torch.cuda.synchronize()
+    events = [event for event in profiler.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA]
+    inside = sum(event.self_device_time_total for event in events) / 1e3
+    return sorted(times)[repeats // 2], sum(event.count for event in events), inside
+
+
+def backward(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    grads = [torch.ones_like(output) for output in outputs]
+    torch.autograd.grad(list(outputs), list(inputs), grads, allow_unused=True)
+
+
+def trained(*modules: nn.Module) -> list[Tensor]:
+    return [value for module in modules for value in module.parameters() if value.requires_grad]
+
+
+def leaf(x: Tensor) -> Tensor:
+    return x.detach().clone().requires_grad_()
+
+
+def stages(workflow: DreamerV3, batch: SequenceBatch) -> dict[str, Callable[[], object]]:
+    """The parts of an update, each with its backward pass, on the tensors that it would get."""
+    rssm, behaviour = workflow.rssm, workflow.behaviour
+    with workflow.context.autocast():
+        data = workflow._replayed(workflow._inputs(batch))
+        embed = leaf(workflow._encode(data.observation))
+        with torch.no_grad():
+            states, params = rssm.observe(embed, data.prev_action, data.is_first, data.initial)
+        learned = behaviour.learn(rssm.starts(states), data.is_terminal.flatten())
+    states, params = LatentState(leaf(states.deter), leaf(states.stoch)), leaf(params)
+    start, ended = rssm.starts(states), data.is_terminal.flatten()
+
+    def observe() -> None:
+        seen, logits = rssm.observe(embed, data.prev_action, data.is_first, data.initial)
+        backward([seen.deter, seen.stoch, logits], [embed, *trained(rssm)])
+
+    def predict() -> None:
+        losses, _ = workflow._prediction_losses(states, params, embed, data)
+        modules = [part for part in (workflow.decoder, workflow.reward, workflow.continuation, rssm) if part is not None]
+        backward([torch.stack(list(losses.values())).sum()], [states.deter, states.stoch, params, *trained(*modules)])
+
+    def dream() -> None:
+        with torch.no_grad():
+            behaviour._dream(start)
+
+    def behave() -> None:
+        losses = behaviour.learn(start, ended).losses
+        backward([torch.stack(list(losses.values())).sum()], trained(workflow.actor, workflow.critic))
+
+    def replay_value() -> None:
+        loss = workflow.replay_value_loss(states, data, learned.returns, learned.slow_value)
+        backward([loss], [states.deter, states.stoch, *trained(workflow.critic)])
+
+    def optimize() -> None:
+        for optimizer in workflow.optimizers.values():
+            optimizer.step(loss=learned.returns.mean())
+        workflow.critic.update_slow()
+
+    return {
+        "encoder": lambda: backward([workflow._encode(data.observation)], trained(workflow.encoder)),
+        "posterior scan": observe,
+        "predictions": predict,
+        "dream (forward only)": dream,
+        "actor and critic, with the dream": behave,
+        "replayed values": replay_value,
+        "optimiser": optimize,
+    }
+
+
+def print_stages(workflow: DreamerV3, batch: SequenceBatch) -> None:
+    print(f"{'stage, forward and backward':34s} {'ms':>8s} {'kernels':>8s} {'busy':>6s}")
+    for parameter in trained(*workflow.context.components.values(), workflow.actor, workflow.critic):
+        parameter.grad = torch.zeros_like(parameter)
+    for name, function in stages(workflow, batch).items():
+
+        def run(function: Callable[[], object] = function) -> None:
+            with workflow.context.autocast():
+                function()
+
+        milliseconds, kernels, inside = measure_stage(run)
+        print(f"{name:34s} {milliseconds:8.3f} {kernels:8d} {inside / milliseconds:6.0%}", flush=True)
