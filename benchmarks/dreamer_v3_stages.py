@@ -70,7 +70,9 @@ def stages(workflow: DreamerV3, batch: SequenceBatch) -> dict[str, Callable[[], 
 
     def predict() -> None:
         losses, _ = workflow._prediction_losses(states, params, embed, data)
-        modules = [part for part in (workflow.decoder, workflow.reward, workflow.continuation, rssm) if part is not None]
+        modules = [
+            part for part in (workflow.decoder, workflow.reward, workflow.continuation, rssm) if part is not None
+        ]
         backward([torch.stack(list(losses.values())).sum()], [states.deter, states.stoch, params, *trained(*modules)])
 
     def dream() -> None:

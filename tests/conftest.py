@@ -1,4 +1,4 @@
-"""Shared by all tests: tensor shapes are checked at run time (without a GPU), torch uses one thread, and small trained runs."""
+"""Shared by all tests: tensor shapes are checked at run time, torch uses one thread, and small trained runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxtyping import install_import_hook
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch  # noqa: E402  # after the number of threads
+import torch  # after the number of threads
 
 if not torch.cuda.is_available():  # on a GPU the tests compile, and the compiler cannot see through the checks
     install_import_hook(["rl_lab.nn", "rl_lab.components"], "beartype.beartype")

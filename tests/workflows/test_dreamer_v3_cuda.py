@@ -68,9 +68,7 @@ def test_captured_updates_in_half_precision_stay_close_to_plain_ones():
     changes some samples, so losses agree as averages do."""
     plain, captured = (
         updates(
-            make_dreamer(
-                IMAGE, device="cuda", sizes=FUSED, compile_=compile_, autocast_dtype=torch.bfloat16, **NARROW
-            ),
+            make_dreamer(IMAGE, device="cuda", sizes=FUSED, compile_=compile_, autocast_dtype=torch.bfloat16, **NARROW),
             2,
         )
         for compile_ in (False, True)

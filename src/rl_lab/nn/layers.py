@@ -147,11 +147,12 @@ class PooledConv(Conv):
         weight = (self.weight.flatten(2) @ self.taps).view(-1, inputs, 4, 4, 3, 3)
         weight = weight.permute(2, 0, 3, 1, 4, 5).reshape(-1, 4 * inputs, 3, 3)
         weight = F.pad(weight, (0, 0, 0, 0, 0, spare)).contiguous(memory_format=torch.channels_last)
-        phases = F.conv2d(x.permute(0, 3, 1, 2), weight, self.bias.repeat(4), padding=1).permute(0, 2, 3, 1)
-        largest, *others = phases.unflatten(-1, (4, self.out_channels)).unbind(-2)
-        for other in others:  # of equal ones the first gets the gradient, as in max-pooling; NaN stays
-            largest = torch.where((other > largest) | (other != other), other, largest)
-        return largest
+        phases = F.conv2d(x.permute(0, 3, 1, 2), weight, padding=1).permute(0, 2, 3, 1)
+        phases = phases.unflatten(-1, (4, self.out_channels))
+        # Of equal ones the first gets the gradient, as in max-pooling.
+        largest = phases.detach().argmax(-2, keepdim=True).to(torch.uint8)
+        others = largest != torch.arange(4, dtype=torch.uint8, device=x.device).unsqueeze(-1)
+        return phases.masked_fill(others, 0.0).sum(-2) + self.bias
 
 
 def _spare_channels(x: Tensor, channels: int) -> int:

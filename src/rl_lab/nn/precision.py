@@ -16,7 +16,7 @@ Module = TypeVar("Module", bound=nn.Module)
 class WorkingCopies:
     """Copies of modules with their weights in `dtype`, for loops without gradients.
 
-    Autocast casts a weight wherever it is used, so that a loop casts all of them in every step. The copies are cast once
+    Autocast casts a weight wherever it is used: a loop casts all of them in every step. The copies are cast once
     for the loop, by `refresh`. Norms keep their precision.
     """
 

@@ -111,7 +111,7 @@ class ActorCritic:
         if self.rules.gradient == "reinforce" and dtype != torch.float32:
             self._copies = WorkingCopies(dtype)
             self._dream_rssm, self._dream_actor = self._copies.add(self.rssm), self._copies.add(self.actor)
-            self._dream_rssm.compile_steps()
+            self._dream_rssm.compile_imagination()
         for name in ("_judge", "_evaluate_critic", "_target_value", "_actor_critic_losses"):
             setattr(self, name, compile_block(getattr(self, name)))
 

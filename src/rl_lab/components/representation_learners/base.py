@@ -129,6 +129,10 @@ class StateSpaceModel(nn.Module, ABC):
     def compile_steps(self) -> None:
         """Compile one step of each loop."""
         self._observe_step = compile_block(self.observe_step)
+        self.compile_imagination()
+
+    def compile_imagination(self) -> None:
+        """Compile one step of a dream."""
         self._imagine_step = compile_block(self._plain_imagine_step)
 
     # One step at a time -----------------------------------------------------------------------------------------------

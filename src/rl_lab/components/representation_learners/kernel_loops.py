@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -75,26 +76,52 @@ def backward_tables(path: Path, weights: ScanWeights, shape: ScanShape) -> Table
     )  # fmt: skip
 
 
-class KernelLoops(NamedTuple):
+class KernelLoops:
     """`Loops` of a few fused kernels per step."""
 
-    backward_tables: Callable[..., Tables] = backward_tables
+    def __init__(self, tables: Callable[..., Tables] = backward_tables) -> None:
+        self._tables = tables
+        self._compiling: threading.Thread | None = None
 
-    @staticmethod
-    def suit(weights: ScanWeights) -> bool:
-        """Whether there are kernels for these: bfloat16 on a GPU, and sizes that the warps can share."""
+    def suit(self, weights: ScanWeights) -> bool:
+        """Whether there are kernels for these: bfloat16, and sizes that the warps can share."""
         block, (stoch, hidden) = weights.block.shape[1], weights.stoch.shape
         least = WARPS * SMALLEST_PART
         return weights.stoch.dtype == torch.bfloat16 and all(size % least == 0 for size in (block, stoch, hidden))
 
+    def compile_ahead(self, weights: ScanWeights, shape: ScanShape) -> None:
+        """Compile the kernels beside whatever else is compiled meanwhile; the first call waits for them."""
+        if self.suit(weights):
+            self._compiling = threading.Thread(target=_try_out, args=(weights, shape), daemon=True)
+            self._compiling.start()
+
     def forward(self, inputs: ScanInputs, weights: ScanWeights, shape: ScanShape) -> Path:
+        if self._compiling is not None:
+            self._compiling.join()
+            self._compiling = None
         return _Plan(inputs, weights, shape).forward()
 
     def backward(
         self, grads: tuple[Tensor, Tensor, Tensor], inputs: ScanInputs, path: Path, weights: ScanWeights,
         shape: ScanShape,
     ) -> PathGradients:  # fmt: skip
-        return _Plan(inputs, weights, shape).backward(grads, path, self.backward_tables(path, weights, shape))
+        return _Plan(inputs, weights, shape).backward(grads, path, self._tables(path, weights, shape))
+
+
+@torch.no_grad()
+def _try_out(weights: ScanWeights, shape: ScanShape) -> None:
+    """One step on zeros, so that every kernel is compiled."""
+    batch, (stoch, hidden), deter = kernels.ROWS.value, weights.stoch.shape, weights.dense.shape[0]
+    with torch.cuda.stream(torch.cuda.Stream()):
+        zeros = weights.stoch.new_zeros
+        inputs = ScanInputs(
+            zeros(batch, deter), zeros(batch, stoch), zeros(1, batch, 1, dtype=torch.float32), zeros(1, batch, deter),
+            zeros(1, batch, hidden), zeros(1, batch, shape.groups, shape.classes, dtype=torch.float32) + 1.0,
+        )  # fmt: skip
+        loops = KernelLoops()
+        path = loops.forward(inputs, weights, shape)
+        loops.backward((path.deter, path.stoch, path.logits), inputs, path, weights, shape)
+        torch.cuda.current_stream().synchronize()
 
 
 class _Plan:
@@ -131,7 +158,7 @@ class _Plan:
             kernels.dense_kernel[len(tiles), self.row_tiles](
                 deter, w.dense, inputs.embed_part[before], w.inputs_bias, inputs.keep[after],
                 path.posterior_pre[before], posterior_squares, path.inputs_pre[after], inputs_squares,
-                batch, deter_size, hidden, *w.dense.stride(), FIRST_TILE=tiles.start,
+                batch, deter_size, hidden, tiles.start, *w.dense.stride(),
                 **self._tiling(deter_size, TILE),
             )  # fmt: skip
 
@@ -168,21 +195,21 @@ class _Plan:
         out = PathGradients(*(torch.empty_like(part, dtype=w.stoch.dtype) for part in (
             path.logits, path.posterior_pre, path.gates, path.core_pre, path.inputs_pre
         )))  # fmt: skip
-        # Of the step that runs; the one before it reads them and then writes its own.
-        posterior_steep, core_steep, inputs_steep = (torch.empty_like(part[0]) for part in (
+        # Of the step that runs; the one before it reads them and then writes its own. After the last step: nothing.
+        posterior_steep, core_steep, inputs_steep = (torch.zeros_like(part[0]) for part in (
             out.posterior, out.core, out.inputs
         ))  # fmt: skip
-        new = tables.core_slope.new_empty
+        new = tables.core_slope.new_zeros
         posterior_shares, core_shares = new(self.hidden_tiles, batch), new(self.deter_tiles, batch)
         inputs_shares, through_gate = new(2 * self.hidden_tiles, batch), new(batch, deter_size)
         previous = with_first(inputs.deter, path.deter)
         across = self._tiling(hidden, self.deter_columns)
         for t in reversed(range(self.steps)):
-            later, has_later = min(t + 1, self.steps - 1), t + 1 < self.steps
+            later = min(t + 1, self.steps - 1)
             kernels.logits_gradient_kernel[self.group_tiles, self.row_tiles](
                 inputs_steep, inputs_shares, tables.stoch_drag[later], inputs.keep[later], w.stoch, grad_stoch[t],
                 path.logits[t], grad_logits[t], out.logits[t], batch, hidden, shape.groups, shape.unimix,
-                *w.stoch.t().stride(), HAS_LATER=has_later, **self._parts("tiles", self.hidden_tiles),
+                *w.stoch.t().stride(), **self._parts("tiles", self.hidden_tiles),
                 **self._groups(), **self._tiling(hidden, self.group_columns),
             )  # fmt: skip
             kernels.posterior_gradient_kernel[self.hidden_tiles, self.row_tiles](
@@ -196,7 +223,7 @@ class _Plan:
                 core_steep, core_shares, tables.block_drag[later], w.block, inputs.keep[later],
                 grad_deter[t], through_gate, path.gates[t], previous[t], inputs.keep[t], out.gates[t],
                 batch, deter_size, self.block, hidden, *w.dense.t().stride(), *w.block.transpose(1, 2).stride(),
-                HAS_LATER=has_later, **self._parts("hidden_tiles", self.hidden_tiles),
+                **self._parts("hidden_tiles", self.hidden_tiles),
                 **self._parts("tiles", self.deter_tiles), **across | {"OWN_PART": self._part(self.block, across)},
             )  # fmt: skip
             kernels.core_gradient_kernel[self.deter_tiles, self.row_tiles](

@@ -8,6 +8,10 @@ product: tensors are [PARTS of the inner dimension, ROWS, columns].
 Symbols as in `posterior_scan`, whose `forward_step` and `backward_step` say the same in plain form.
 """
 
+# Arguments in capitals are constants of the compiled kernel; Triton's own types stand for the others.
+# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def"
+
 from __future__ import annotations
 
 import triton
@@ -18,7 +22,7 @@ NORM_EPS = tl.constexpr(1e-4)
 
 
 @triton.jit
-def row_index(batch: tl.constexpr):
+def row_index(batch):
     """Rows of this program, and which of them exist; both [1, ROWS, 1]."""
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     return rows[None, :, None], rows[None, :, None] < batch
@@ -47,7 +51,7 @@ def row_sum(x):
 
 
 @triton.jit
-def sum_of_parts(parts, rows, exists, count: tl.constexpr, batch: tl.constexpr, PADDED: tl.constexpr):
+def sum_of_parts(parts, rows, exists, count: tl.constexpr, batch, PADDED: tl.constexpr):
     """[count, batch] → [1, ROWS, 1]"""
     index = tl.arange(0, PADDED)[:, None, None]
     return tl.sum(tl.load(parts + index * batch + rows, mask=(index < count) & exists, other=0.0), 0)[None, :, :]
@@ -75,7 +79,7 @@ def multiply(
 @triton.jit
 def multiply_normed(
     total, x, squares, rows, exists, stride, start, size: tl.constexpr, norm, weight, columns,
-    stride_inner, stride_column, batch: tl.constexpr, tiles: tl.constexpr, PADDED_TILES: tl.constexpr,
+    stride_inner, stride_column, batch, tiles: tl.constexpr, PADDED_TILES: tl.constexpr,
     PARTS: tl.constexpr, PART: tl.constexpr,
 ):  # fmt: skip
     """total + norm_silu(x[:, start : start + size]) @ weight[:, columns]; `squares` are the norm's sums in parts."""
@@ -118,7 +122,7 @@ def softmax(logits, real, PADDED: tl.constexpr, COLUMNS: tl.constexpr):
 @triton.jit
 def stoch_kernel(
     stoch, weight, bias, keep, inputs_pre, squares,
-    batch: tl.constexpr, stoch_size: tl.constexpr, hidden: tl.constexpr, stride_inner, stride_column,
+    batch, stoch_size: tl.constexpr, hidden: tl.constexpr, stride_inner, stride_column,
     PARTS: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The stoch layer before its norm: the second half of `inputs_pre` and of its sums of squares."""
@@ -138,7 +142,7 @@ def stoch_kernel(
 @triton.jit
 def core_kernel(
     inputs_pre, inputs_squares, inputs_norm, inputs_weight, deter, keep, block_weight, action_part, core_pre, squares,
-    batch: tl.constexpr, deter_size: tl.constexpr, block_size: tl.constexpr, hidden: tl.constexpr,
+    batch, deter_size: tl.constexpr, block_size: tl.constexpr, hidden: tl.constexpr,
     stride_inputs_inner, stride_inputs_column, stride_block, stride_block_inner, stride_block_column,
     tiles: tl.constexpr, PADDED_TILES: tl.constexpr,
     PARTS: tl.constexpr, PART: tl.constexpr, OWN_PART: tl.constexpr, COLUMNS: tl.constexpr,
@@ -171,7 +175,7 @@ def core_kernel(
 @triton.jit
 def gates_kernel(
     core_pre, squares, core_norm, weight, bias, previous, keep, deter, gates,
-    batch: tl.constexpr, deter_size: tl.constexpr, block_size: tl.constexpr, stride_block, stride_inner, stride_column,
+    batch, deter_size: tl.constexpr, block_size: tl.constexpr, stride_block, stride_inner, stride_column,
     tiles: tl.constexpr, PADDED_TILES: tl.constexpr,
     PARTS: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -213,16 +217,16 @@ def gates_kernel(
     tl.store(deter + place, result.to(deter.dtype.element_ty), mask=exists)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_tile"])
 def dense_kernel(
     deter, weight, embed_part, inputs_bias, next_keep, posterior_pre, posterior_squares, next_inputs_pre,
-    next_inputs_squares, batch: tl.constexpr, deter_size: tl.constexpr, hidden: tl.constexpr,
-    stride_inner, stride_column, FIRST_TILE: tl.constexpr,
+    next_inputs_squares, batch, deter_size: tl.constexpr, hidden: tl.constexpr,
+    first_tile, stride_inner, stride_column,
     PARTS: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """What a deterministic state gives the posterior layer, and the deter layer of the step after."""
     rows, exists = row_index(batch)
-    tile = FIRST_TILE + tl.program_id(0)
+    tile = first_tile + tl.program_id(0)
     columns = tile * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((PARTS, ROWS, COLUMNS), tl.float32)
     total = multiply(
@@ -247,7 +251,7 @@ def dense_kernel(
 @triton.jit
 def logits_kernel(
     posterior_pre, squares, norm, weight, bias, noise, logits, stoch,
-    batch: tl.constexpr, hidden: tl.constexpr, groups: tl.constexpr, unimix: tl.constexpr, stride_inner, stride_column,
+    batch, hidden: tl.constexpr, groups: tl.constexpr, unimix: tl.constexpr, stride_inner, stride_column,
     tiles: tl.constexpr, PADDED_TILES: tl.constexpr, CLASSES: tl.constexpr, PADDED: tl.constexpr,
     PARTS: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -278,7 +282,7 @@ def logits_kernel(
 
 
 @triton.jit
-def leave_gradient(grad, place, tile, rows, exists, kept_grad, slope, x, steep, shares, batch: tl.constexpr):
+def leave_gradient(grad, place, tile, rows, exists, kept_grad, slope, x, steep, shares, batch):
     """Store a gradient of a layer with a norm: as it is, and as the kernels after this one take it."""
     tl.store(kept_grad + place, grad.to(kept_grad.dtype.element_ty), mask=exists)
     steeped = grad * tl.load(slope + place, mask=exists, other=0.0)
@@ -290,9 +294,9 @@ def leave_gradient(grad, place, tile, rows, exists, kept_grad, slope, x, steep, 
 @triton.jit
 def logits_gradient_kernel(
     later_steep, later_shares, later_drag, later_keep, weight, grad_stoch, logits, grad_logits, result,
-    batch: tl.constexpr, hidden: tl.constexpr, groups: tl.constexpr, unimix: tl.constexpr, stride_inner, stride_column,
+    batch, hidden: tl.constexpr, groups: tl.constexpr, unimix: tl.constexpr, stride_inner, stride_column,
     tiles: tl.constexpr, PADDED_TILES: tl.constexpr, CLASSES: tl.constexpr, PADDED: tl.constexpr,
-    HAS_LATER: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Through the stoch layer of the step after and the straight-through sample."""
     rows, exists = row_index(batch)
@@ -300,15 +304,14 @@ def logits_gradient_kernel(
     place, there = rows * groups * CLASSES + columns[None, None, :], exists & real[None, None, :]
     grad = tl.load(grad_stoch + place, mask=there, other=0.0).to(tl.float32)
     probs = softmax(tl.load(logits + place, mask=there, other=0.0).to(tl.float32), real, PADDED, COLUMNS)
-    if HAS_LATER:
-        total = tl.zeros((PARTS, ROWS, COLUMNS), tl.float32)
-        total = multiply(
-            total, later_steep, rows, exists, 2 * hidden, hidden, hidden, weight, columns,
-            stride_inner, stride_column, PARTS, PART,
-        )  # fmt: skip
-        share = sum_of_parts(later_shares + tiles * batch, rows, exists, tiles, batch, PADDED_TILES) / hidden
-        through = tl.sum(total, 0)[None, :, :] - share * tl.load(later_drag + place, mask=there, other=0.0)
-        grad += through * tl.load(later_keep + rows, mask=exists, other=0.0)
+    total = tl.zeros((PARTS, ROWS, COLUMNS), tl.float32)
+    total = multiply(
+        total, later_steep, rows, exists, 2 * hidden, hidden, hidden, weight, columns,
+        stride_inner, stride_column, PARTS, PART,
+    )  # fmt: skip
+    share = sum_of_parts(later_shares + tiles * batch, rows, exists, tiles, batch, PADDED_TILES) / hidden
+    through = tl.sum(total, 0)[None, :, :] - share * tl.load(later_drag + place, mask=there, other=0.0)
+    grad += through * tl.load(later_keep + rows, mask=exists, other=0.0)
     grad = grad.reshape(ROWS, COLUMNS // PADDED, PADDED)
     grad = (1.0 - unimix) * probs * (grad - tl.sum(probs * grad, 2)[:, :, None])
     grad = grad.reshape(1, ROWS, COLUMNS) + tl.load(grad_logits + place, mask=there, other=0.0)
@@ -318,7 +321,7 @@ def logits_gradient_kernel(
 @triton.jit
 def posterior_gradient_kernel(
     grad_logits, weight, slope, posterior_pre, grad_posterior, steep, shares,
-    batch: tl.constexpr, stoch_size: tl.constexpr, hidden: tl.constexpr, stride_inner, stride_column,
+    batch, stoch_size: tl.constexpr, hidden: tl.constexpr, stride_inner, stride_column,
     PARTS: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Through the posterior's last layer."""
@@ -341,10 +344,9 @@ def gates_gradient_kernel(
     later_inputs_steep, later_inputs_shares, later_deter_drag,
     later_core_steep, later_core_shares, later_block_drag, block_weight, later_keep,
     grad_deter, through_gate, gates, previous, keep, grad_gates,
-    batch: tl.constexpr, deter_size: tl.constexpr, block_size: tl.constexpr, hidden: tl.constexpr,
+    batch, deter_size: tl.constexpr, block_size: tl.constexpr, hidden: tl.constexpr,
     stride_dense_inner, stride_dense_column, stride_block, stride_block_inner, stride_block_column,
     hidden_tiles: tl.constexpr, PADDED_HIDDEN_TILES: tl.constexpr, tiles: tl.constexpr, PADDED_TILES: tl.constexpr,
-    HAS_LATER: tl.constexpr, 
     PARTS: tl.constexpr, PART: tl.constexpr, OWN_PART: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """All that reaches the new deterministic state, then through the gates. `through_gate` is carried on in place."""
@@ -355,23 +357,22 @@ def gates_gradient_kernel(
     place = rows * deter_size + columns[None, None, :]
     total = tl.zeros((PARTS, ROWS, COLUMNS), tl.float32)
     grad = tl.load(grad_deter + place, mask=exists, other=0.0).to(tl.float32)
-    if HAS_LATER:
-        total = multiply(
-            total, later_core_steep, rows, exists, deter_size, block * block_size, block_size,
-            block_weight + block * stride_block, columns - block * block_size,
-            stride_block_inner, stride_block_column, PARTS, OWN_PART,
-        )  # fmt: skip
-        total = multiply(
-            total, later_inputs_steep, rows, exists, 2 * hidden, 0, hidden, dense_weight + hidden * stride_dense_inner,
-            columns, stride_dense_inner, stride_dense_column, PARTS, PART,
-        )  # fmt: skip
-        kept = tl.load(later_keep + rows, mask=exists, other=0.0)
-        total *= kept
-        share = sum_of_parts(later_core_shares, rows, exists, tiles, batch, PADDED_TILES) / deter_size
-        drag = share * tl.load(later_block_drag + place, mask=exists, other=0.0)
-        share = sum_of_parts(later_inputs_shares, rows, exists, hidden_tiles, batch, PADDED_HIDDEN_TILES) / hidden
-        drag += share * tl.load(later_deter_drag + place, mask=exists, other=0.0)
-        grad += tl.load(through_gate + place, mask=exists, other=0.0) - drag * kept
+    total = multiply(
+        total, later_core_steep, rows, exists, deter_size, block * block_size, block_size,
+        block_weight + block * stride_block, columns - block * block_size,
+        stride_block_inner, stride_block_column, PARTS, OWN_PART,
+    )  # fmt: skip
+    total = multiply(
+        total, later_inputs_steep, rows, exists, 2 * hidden, 0, hidden, dense_weight + hidden * stride_dense_inner,
+        columns, stride_dense_inner, stride_dense_column, PARTS, PART,
+    )  # fmt: skip
+    kept = tl.load(later_keep + rows, mask=exists, other=0.0)
+    total *= kept
+    share = sum_of_parts(later_core_shares, rows, exists, tiles, batch, PADDED_TILES) / deter_size
+    drag = share * tl.load(later_block_drag + place, mask=exists, other=0.0)
+    share = sum_of_parts(later_inputs_shares, rows, exists, hidden_tiles, batch, PADDED_HIDDEN_TILES) / hidden
+    drag += share * tl.load(later_deter_drag + place, mask=exists, other=0.0)
+    grad += tl.load(through_gate + place, mask=exists, other=0.0) - drag * kept
     total = multiply(
         total, posterior_steep, rows, exists, hidden, 0, hidden, dense_weight, columns,
         stride_dense_inner, stride_dense_column, PARTS, PART,
@@ -396,7 +397,7 @@ def gates_gradient_kernel(
 @triton.jit
 def core_gradient_kernel(
     grad_gates, weight, slope, core_pre, grad_core, steep, shares,
-    batch: tl.constexpr, deter_size: tl.constexpr, block_size: tl.constexpr, stride_block, stride_inner, stride_column,
+    batch, deter_size: tl.constexpr, block_size: tl.constexpr, stride_block, stride_inner, stride_column,
     PARTS: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Through the gate layer."""
@@ -418,7 +419,7 @@ def core_gradient_kernel(
 @triton.jit
 def inputs_gradient_kernel(
     core_steep, core_shares, core_drag, weight, slope, inputs_pre, grad_inputs, steep, shares,
-    batch: tl.constexpr, deter_size: tl.constexpr, hidden: tl.constexpr, stride_inner, stride_column,
+    batch, deter_size: tl.constexpr, hidden: tl.constexpr, stride_inner, stride_column,
     tiles: tl.constexpr, PADDED_TILES: tl.constexpr,
     PARTS: tl.constexpr, PART: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip

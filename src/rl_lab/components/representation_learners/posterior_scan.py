@@ -76,7 +76,7 @@ class Path(NamedTuple):
 
 
 class PathGradients(NamedTuple):
-    """What the backward loop leaves: gradients of the layers' outputs, after norm and activation where they have one."""
+    """What the backward loop leaves: gradients of what the layers give, after norm and activation if there are any."""
 
     logits: Tensor  # [T, B, Z]
     posterior: Tensor  # [T, B, U]
