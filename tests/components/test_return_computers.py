@@ -159,3 +159,16 @@ def test_the_first_n_step_return_is_that_of_the_general_function(n: int) -> None
     bootstrap = value.gather(1, 1 + ends.int().argmax(1, keepdim=True))[:, 0]
     expected = n_step_returns(reward, live, is_last, value, n)[:, 0]
     torch.testing.assert_close(first_n_step_return(reward, live, is_last, bootstrap), expected)
+    arrays = first_n_step_return(*(x.numpy() for x in (reward, live, is_last, bootstrap)))
+    torch.testing.assert_close(torch.from_numpy(arrays), expected)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_recursive_returns_of_arrays_and_tensors_agree(dim: int) -> None:
+    """One recursion, two libraries."""
+    generator = torch.Generator().manual_seed(0)
+    reward, live, value, mix = torch.rand(4, 6, 5, generator=generator)
+    last = value.select(dim, -1)
+    expected = recursive_returns(reward, live, value, mix, last, dim=dim)
+    arrays = recursive_returns(*(x.numpy() for x in (reward, live, value, mix, last)), dim=dim)
+    torch.testing.assert_close(torch.from_numpy(arrays), expected)

@@ -94,6 +94,25 @@ def test_the_gradient_is_that_of_the_loss(loss: str, weighted: bool, dueling: bo
         torch.testing.assert_close(value.grad, gradient, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    "settings", [{}, {"n_step": 3}, {"double": True}, {"loss": "mse", "n_step": 2, "double": True}]
+)
+def test_numpy_learns_what_torch_does(settings: dict, weighted: bool) -> None:
+    """The same loss, errors, metrics and parameters after some updates, with the target moving."""
+    learned = []
+    for in_numpy in (True, False):
+        sources: dict = {"replay": Priorities()}
+        workflow = make_dqn(**settings, target_every=2, target_rate=0.5, sources=sources)
+        assert workflow._in_numpy
+        workflow._in_numpy = in_numpy
+        metrics = [
+            workflow.update(make_batch(workflow, seed=seed, weighted=weighted), phase=ONLINE) for seed in range(5)
+        ]
+        learned.append([torch.tensor(list(metrics[-1].values())), *(p.detach() for p in workflow.q.parameters())])
+    torch.testing.assert_close(*learned, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize(("terminal", "value"), [(False, 10.0), (True, 1.0)])
 @pytest.mark.parametrize("n_step", [1, 3])
 def test_a_chain_of_two_states_has_its_known_value(terminal: bool, value: float, n_step: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from math import prod
 
 import numpy as np
 import torch
@@ -103,13 +102,13 @@ class ArrayPool:
         self._arrays: dict[tuple, list[np.ndarray]] = {}
 
     def take(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        if prod(shape) * np.dtype(dtype).itemsize < self.SMALL:
-            return np.empty(shape, dtype)
+        array = np.empty(shape, dtype)
+        if array.nbytes < self.SMALL:
+            return array
         kept = self._arrays.setdefault((shape, dtype), [])
         for position in range(len(kept)):
             if sys.getrefcount(kept[position]) <= _FREE:
                 return kept[position]
-        array = np.empty(shape, dtype)
         kept.append(array)
         if len(kept) > self.KEPT:
             del kept[0]

@@ -22,7 +22,7 @@ STAGED_BYTES = 16 << 20
 class SequenceRing:
     """Streams of records, one for each environment, in a storage of fixed size.
 
-    New blocks are only noted, and written many at a time: a scatter of 500 rows costs hardly more than one of 8.
+    New records are staged, and written many at a time: a scatter of 500 rows costs hardly more than one of 8.
     Everything that looks at the records flushes first. Counters move at once; data is moved by the worker, in order.
     The storage must have the fields `is_first` and `is_last`.
     """
@@ -30,45 +30,47 @@ class SequenceRing:
     def __init__(self, *, storage: Storage, num_envs: int, worker: OrderedWorker) -> None:
         self.storage, self.worker, self.num_envs = storage, worker, num_envs
         self.index = StreamIndex(num_envs=num_envs, length=storage.rows // num_envs)
-        self._zeros = {name: np.zeros((num_envs, *spec.shape), spec.dtype) for name, spec in storage.fields.items()}
-        self._expected = {name: (zeros.shape, zeros.dtype) for name, zeros in self._zeros.items()}
-        self._staged: list[RecordBlock] = []
-        block_bytes = num_envs * sum(row_bytes(spec) for spec in storage.fields.values())
+        fields = storage.fields
+        self._expected = {name: ((num_envs, *spec.shape), np.dtype(spec.dtype)) for name, spec in fields.items()}
+        block_bytes = num_envs * sum(row_bytes(spec) for spec in fields.values())
         # At most one round of the ring at a time: no row is written twice in one flush.
-        self._staged_limit = max(1, min(STAGED_BLOCKS, STAGED_BYTES // max(block_bytes, 1), self.index.length - 1))
+        blocks = max(1, min(STAGED_BLOCKS, STAGED_BYTES // max(block_bytes, 1), self.index.length - 1))
+        self._staged_rows, self._staged = 0, list[np.ndarray | None]()  # the environments of every staged block
+        self._staged_limit = blocks
+        self._staging = {name: np.empty((blocks * num_envs, *spec.shape), spec.dtype) for name, spec in fields.items()}
 
     def add(self, block: RecordBlock) -> None:
-        indices, expected = block.indices, self._expected
-        for name, value in block.fields.items():
+        indices, expected, fields = block.indices, self._expected, block.fields
+        for name, value in fields.items():
             # The slow check judges; this one only tells that there is nothing to judge.
             if indices is not None or expected.get(name) != (value.shape, value.dtype):
                 self._check(name, value, self.num_envs if indices is None else len(indices))
-        self._staged.append(block)
+        start = self._staged_rows
+        stop = self._staged_rows = start + (self.num_envs if indices is None else len(indices))
+        for name, staging in self._staging.items():
+            staging[start:stop] = fields.get(name, 0)
+        self._staged.append(indices)
         if len(self._staged) >= self._staged_limit:
             self.flush()
 
     def flush(self) -> None:
-        """Give the staged blocks their rows and write them."""
+        """Give the staged records their rows and write them."""
         if not self._staged:
             return
-        blocks, self._staged = self._staged, []
-        rows = self.index.append([block.indices for block in blocks])
-        if len(rows):
-            self.worker.run(lambda: self._write_blocks(blocks, rows))
+        rows, count = self.index.append(self._staged), self._staged_rows
+        self._staged, self._staged_rows = [], 0
+        if not count:
+            return
+        values = {name: staging[:count] for name, staging in self._staging.items()}
+        if self.worker.threaded:  # the next records may arrive before these are written
+            values = {name: value.copy() for name, value in values.items()}
+        self.worker.run(lambda: self._write(values, rows))
 
-    def _write_blocks(self, blocks: list[RecordBlock], rows: np.ndarray) -> None:
-        for name, zeros in self._zeros.items():
-            parts = []
-            for block in blocks:
-                value = block.fields.get(name)
-                if value is None:
-                    value = zeros if block.indices is None else zeros[: len(block.indices)]
-                parts.append(value)
-            values = np.concatenate(parts)
-            self.storage.write(name, rows, values)
-            if name == "is_first":
-                first = rows[values.astype(bool, copy=False)]
-        if len(first):  # only now: the records before these may be among the blocks
+    def _write(self, values: Mapping[str, np.ndarray], rows: np.ndarray) -> None:
+        for name, value in values.items():
+            self.storage.write(name, rows, value)
+        first = rows[values["is_first"].astype(bool, copy=False)]
+        if len(first):  # only now: the records before these may be among the others
             self._close_interrupted(first)
 
     def _close_interrupted(self, first: np.ndarray) -> None:
@@ -120,7 +122,7 @@ class SequenceRing:
         return self.index.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._staged.clear()
+        self._staged, self._staged_rows = [], 0
         self.index.load_state_dict(state)
 
     # Complaints -------------------------------------------------------------------------------------------------------

@@ -57,7 +57,9 @@ class HostStorage(Storage):
 
     def write(self, name: str, rows: np.ndarray, values: np.ndarray | Tensor) -> None:
         source = values.numpy() if isinstance(values, Tensor) else values
-        self._opaque[name][rows] = _opaque(np.ascontiguousarray(source, self.fields[name].dtype))
+        if self.fields[name].shape:
+            source = _opaque(np.ascontiguousarray(source, self.fields[name].dtype))
+        self._opaque[name][rows] = source
 
     def gather(self, name: str, rows: np.ndarray, out: np.ndarray) -> None:
         """Copy one field of `rows` into `out`, at the speed of memory."""
@@ -72,6 +74,8 @@ class HostStorage(Storage):
 
 
 def _opaque(array: np.ndarray) -> np.ndarray:
+    if array.ndim == 1:  # numbers are items already
+        return array
     size = array.itemsize * prod(array.shape[1:])
     if not size or not len(array):
         return array

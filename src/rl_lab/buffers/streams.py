@@ -85,10 +85,18 @@ class StreamIndex:
                 env, start = np.concatenate([env, other]), np.concatenate([start, other_start])
         else:
             env, start = self._draw_uniformly(rng, count, window)
-        sequence, env = start[:, None] + np.arange(window), env[:, None]
+        sequence = start[:, None] + np.arange(window)
+        if self.num_envs == 1:
+            return Windows(sequence, sequence % self.length)
+        env = env[:, None]
         return Windows(sequence * self.num_envs + env, env * self.length + sequence % self.length)
 
     def _draw_uniformly(self, rng: np.random.Generator, count: int, window: int) -> tuple[np.ndarray, np.ndarray]:
+        """Streams and first records of windows. Of a single stream its number goes without saying."""
+        if self.num_envs == 1:
+            written = int(self.written[0])
+            held = min(written, self.length) - (window - 1)
+            return self._envs[:0], written - window - (held - 1) + rng.integers(0, held, size=count)
         ends = np.cumsum(self.window_counts(window))
         pick = rng.integers(0, ends[-1], size=count)
         env = np.searchsorted(ends, pick, side="right")

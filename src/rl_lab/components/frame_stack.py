@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from rl_lab.components.spaces import SpecLike, observation_specs
 from rl_lab.errors import ConfigError
+from rl_lab.nn.arrays import Array, row_numbers
 from rl_lab.specs import ObservationSpec
 
 SEEN = "frame_stack.seen"  # in the agent's memory: whether an environment has seen anything in this episode
@@ -42,20 +44,23 @@ class FrameStack(nn.Module):
 
     def at(
         self,
-        observation: Mapping[str, Tensor],
-        is_first: Bool[Tensor, "batch time"],
-        position: int | Int[Tensor, " batch"],
-    ) -> dict[str, Tensor]:
-        """What an agent would have seen at one record of each sequence; `context` records must lie before it."""
-        if isinstance(position, int) and not self.specs:
-            return {key: value[:, position] for key, value in observation.items()}
-        rows = torch.arange(is_first.shape[0], device=is_first.device)
+        observation: Mapping[str, Array],
+        is_first: Array,
+        position: int | Array,
+    ) -> dict[str, Array]:
+        """What an agent would have seen at one record of each sequence; `context` records must lie before it.
+
+        `observation` [batch, time, …], `is_first` [batch, time], `position` one for all or [batch].
+        """
+        if not self.specs:
+            rows: Any = slice(None) if isinstance(position, int) else row_numbers(is_first)
+            return {key: value[rows, position] for key, value in observation.items()}
+        rows = row_numbers(is_first)
         at = torch.full_like(rows, position) if isinstance(position, int) else position
         result = {key: value[rows, at] for key, value in observation.items() if key not in self.specs}
-        if self.specs:
-            steps = self._steps(is_first, at)
-            for key in self.specs:
-                result[key] = self._join(key, observation[key][rows[:, None], steps])
+        steps = self._steps(is_first, at)
+        for key in self.specs:
+            result[key] = self._join(key, observation[key][rows[:, None], steps])
         return result
 
     def _steps(self, is_first: Tensor, at: Tensor) -> Int[Tensor, "batch depth"]:

@@ -1,38 +1,31 @@
-"""Objectives of policy gradients with a gradient in closed form."""
+"""Objectives of policy gradients, with their derivatives in closed form; on arrays or tensors (`rl_lab.nn.arrays`)."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from jaxtyping import Float
-from torch import Tensor
+from rl_lab.nn.arrays import Array, flags, library, mean
 
 
-class ClippedSurrogate(torch.autograd.Function):
-    """-mean min(A·ratio, A·clip(ratio)) with ratio = π/π_old.
+def clipped_surrogate(log_ratio: Array, advantage: Array, clip: float) -> tuple[Array, Array, Array]:
+    """PPO's loss, -mean min(A·ratio, A·clip(ratio)) with ratio = π/π_old, its derivative by log π, and the ratios.
 
-    Its slope is A·ratio where the ratio may still move, and 0 where leaving the trust region would pay. It is one step
-    for autograd instead of eight, which small batches feel.
+    The derivative is -A·ratio where the ratio may still move, and 0 where leaving the trust region would pay.
     """
-
-    @staticmethod
-    def forward(ctx: Any, log_ratio: Tensor, advantage: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-        ratio = log_ratio.exp()
-        free, bounded = advantage * ratio, advantage * ratio.clamp(1.0 - clip, 1.0 + clip)
-        ctx.save_for_backward(torch.where(free <= bounded, free, 0.0))
-        ctx.mark_non_differentiable(ratio)
-        return -torch.minimum(free, bounded).mean(), ratio
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (slope,) = ctx.saved_tensors
-        return slope * (gradients[0] * (-1.0 / slope.numel())), None, None
+    xp = library(log_ratio)
+    ratio = xp.exp(log_ratio)
+    free, bounded = advantage * ratio, advantage * ratio.clip(1.0 - clip, 1.0 + clip)
+    slope = free * flags(free <= bounded) * (-1.0 / len(ratio.reshape(-1)))
+    return -mean(xp.minimum(free, bounded)), slope, ratio
 
 
-def clipped_surrogate(
-    log_ratio: Float[Tensor, "*lead"], advantage: Float[Tensor, "*lead"], clip: float
-) -> tuple[Float[Tensor, ""], Float[Tensor, "*lead"]]:
-    """PPO's loss, and the ratios."""
-    loss, ratio = ClippedSurrogate.apply(log_ratio, advantage, clip)
-    return loss, ratio
+def squared_error(value: Array, target: Array, old: Array, clip: float | None = None) -> tuple[Array, Array]:
+    """The mean squared error and its derivative; with `clip`, of the worse of the value and of one that moved from the
+    old value only so far."""
+    error, share = value - target, 2.0 / len(value.reshape(-1))
+    if clip is None:
+        return mean(error * error), error * share
+    move = value - old
+    near = old + move.clip(-clip, clip) - target
+    further = error * error >= near * near
+    worse = library(value).where(further, error, near)
+    # A value that was held back does not depend on the parameters.
+    return mean(worse * worse), worse * flags(further | (abs(move) <= clip)) * share

@@ -331,14 +331,15 @@ class SequenceReplay(DataSource):
 
 
 def _assemble(tensors: BatchTensors, indices: Tensor, weight: Tensor | None) -> SequenceBatch:
-    start = len(OBSERVATION_PREFIX)
-    observation = {name[start:]: value for name, value in tensors.items() if name.startswith(OBSERVATION_PREFIX)}
-    standard = {name: tensors[name] for name in STANDARD_FIELDS}
-    extras = {
-        name: value
-        for name, value in tensors.items()
-        if name not in standard and not name.startswith(OBSERVATION_PREFIX)
-    }
+    standard: dict[str, Any] = {}
+    observation, extras = dict[str, Tensor](), dict[str, Tensor]()
+    for name, value in tensors.items():
+        if name in STANDARD_FIELDS:
+            standard[name] = value
+        elif name.startswith(OBSERVATION_PREFIX):
+            observation[name[len(OBSERVATION_PREFIX) :]] = value
+        else:
+            extras[name] = value
     return SequenceBatch(observation=observation, extras=extras, indices=indices, weight=weight, **standard)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,3 +29,11 @@ class TensorMetrics(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.names)
+
+
+def pack(metrics: Mapping[str, Any]) -> Metrics:
+    """As one tensor where they are on a GPU, whose numbers are not to be waited for; else as plain numbers."""
+    first = next(iter(metrics.values()))
+    if isinstance(first, Tensor) and not first.is_cpu:
+        return TensorMetrics.pack(metrics)
+    return {name: float(value) for name, value in metrics.items()}

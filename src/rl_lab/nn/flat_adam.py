@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from math import isfinite, sqrt
+from typing import Any, SupportsFloat
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,13 +43,15 @@ class FlatAdam(torch.optim.Optimizer):
         self.weights, self.gradient, self.momentum, self.second_moment = torch.zeros(4, sum(sizes), device=device)
         self.updates = torch.zeros((), device=device)
         self.last_grad_norm = torch.zeros((), device=device)  # before clipping
-        self.last_finite = torch.ones((), device=device)
+        self.last_bad = torch.zeros((), device=device)  # 1: the last update was left out
         self._gradients = self._views(self.gradient, sizes)
-        self._places: list[slice] = []  # of the groups
+        self._host_gradient = self.gradient.numpy() if device.type == "cpu" else None
+        everything, start = (self.weights, self.gradient, self.momentum, self.second_moment), 0
+        self._parts: list[tuple[list[Tensor], ...]] = []  # those of each group
         for group in self.param_groups:
-            start = self._places[-1].stop if self._places else 0
-            own = sum(-(-value.numel() // ALIGNED) * ALIGNED for value in group["params"])
-            self._places.append(slice(start, start + own))
+            stop = start + sum(-(-value.numel() // ALIGNED) * ALIGNED for value in group["params"])
+            self._parts.append(tuple([flat[start:stop]] for flat in everything))
+            start = stop
         for value, view in zip(self.params, self._views(self.weights, sizes), strict=True):
             view.copy_(value.detach())
             value.data = view
@@ -60,25 +64,46 @@ class FlatAdam(torch.optim.Optimizer):
         """The gradients are views of one vector too, and stay: a backward pass adds to them, or writes them."""
         self.gradient.zero_()
         for value, view in zip(self.params, self._gradients, strict=True):
-            value.grad = view
+            if value.grad is not view:
+                value.grad = view
 
-    @torch.no_grad()
-    def step(self, closure: None = None, *, loss: Tensor | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: None = None, *, loss: SupportsFloat | None = None) -> None:  # type: ignore[override]
         """One update; with `loss`, one whose loss is not finite is left out too."""
+        loss = loss.detach() if isinstance(loss, Tensor) else loss
+        if self._host_gradient is not None:
+            self._step_on_host(self._host_gradient, 0.0 if loss is None else float(loss))
+            return
         norm = torch.linalg.vector_norm(self.gradient)
-        finite = torch.isfinite(norm if loss is None else norm + loss.detach()).float()
+        finite = torch.isfinite(norm + loss if isinstance(loss, Tensor) else norm).float()
+        self.last_grad_norm, self.last_bad = norm, 1.0 - finite
         self.updates += finite
         if self.weight_decay:
             self.weights.mul_(1.0 - self.weight_decay * finite)
-        scale, skip = None if self.clip is None else (norm / self.clip).clamp_(min=1.0), 1.0 - finite
-        for group, place in zip(self.param_groups, self._places, strict=True):
+        # The kernel divides by the one, and does nothing where the other is 1.
+        scale = None if self.clip is None else (norm / self.clip).clamp_(min=1.0)
+        self._adam(grad_scale=scale, found_inf=self.last_bad)
+
+    def _step_on_host(self, gradient: np.ndarray, loss: float) -> None:
+        """The same, where a number can be looked at without waiting for it."""
+        norm = sqrt(np.dot(gradient, gradient))
+        finite = isfinite(norm + loss)
+        self.last_grad_norm, self.last_bad = torch.tensor(norm), torch.tensor(0.0 if finite else 1.0)
+        if not finite:
+            return
+        if self.clip is not None and norm > self.clip:
+            self.gradient.mul_(self.clip / norm)
+        if self.weight_decay:
+            self.weights.mul_(1.0 - self.weight_decay)
+        self.updates += 1.0
+        self._adam()
+
+    def _adam(self, **scaling: Tensor | None) -> None:
+        for group, (weights, gradient, momentum, second_moment) in zip(self.param_groups, self._parts, strict=True):
             torch._fused_adam_(
-                [self.weights[place]], [self.gradient[place]], [self.momentum[place]], [self.second_moment[place]], [],
-                [self.updates], lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], weight_decay=0.0,
-                eps=group["eps"], amsgrad=False, maximize=False,
-                grad_scale=scale, found_inf=skip,  # the kernel divides by the one, and does nothing where this is 1
+                weights, gradient, momentum, second_moment, [], [self.updates],
+                lr=group["lr"], beta1=group["betas"][0], beta2=group["betas"][1], weight_decay=0.0, eps=group["eps"],
+                amsgrad=False, maximize=False, **scaling,
             )  # fmt: skip
-        self.last_grad_norm, self.last_finite = norm, finite
 
     step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it for its profiler, at a third of its cost
 
@@ -87,7 +112,7 @@ class FlatAdam(torch.optim.Optimizer):
 
     def metrics(self) -> dict[str, Tensor]:
         """Of the last step."""
-        return {"grad_norm": self.last_grad_norm, "nonfinite": 1.0 - self.last_finite}
+        return {"grad_norm": self.last_grad_norm, "nonfinite": self.last_bad}
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor that `step` changes in place beside the parameters."""

@@ -26,10 +26,10 @@ MAX_REPORTS = 10  # of skipped updates: after that they are only counted
 def first_bad(metrics: Metrics) -> str | None:
     """The name of the first metric that is not finite. One device read for TensorMetrics."""
     if isinstance(metrics, TensorMetrics):
-        if bool(torch.isfinite(metrics.values_vector).all()):
+        if math.isfinite(metrics.values_vector.sum()):  # the quick test: it is seldom that anything is wrong
             return None
         finite = torch.isfinite(metrics.values_vector).tolist()
-        return metrics.names[finite.index(False)]
+        return None if all(finite) else metrics.names[finite.index(False)]
     for name, value in metrics.items():
         if not (bool(torch.isfinite(value).all()) if isinstance(value, Tensor) else math.isfinite(value)):
             return name

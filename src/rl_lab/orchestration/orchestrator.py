@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -141,6 +142,14 @@ class Orchestrator:
         )
 
     def _loop(self) -> None:
+        # What is there now stays to the end: the garbage collector need not look through it over and over.
+        gc.freeze()
+        try:
+            self._take_actions()
+        finally:
+            gc.unfreeze()
+
+    def _take_actions(self) -> None:
         scheduler, recorder, workflow, signal = self.scheduler, self.recorder, self.workflow, self.signal
         next_action, advance, collect_step, monotonic = (
             scheduler.next_action,

@@ -21,7 +21,8 @@ from rl_lab.components.controllers.q_networks import QNetwork
 from rl_lab.components.frame_stack import FrameStack
 from rl_lab.components.return_computers import first_n_step_return
 from rl_lab.errors import ConfigError
-from rl_lab.metrics.values import TensorMetrics
+from rl_lab.metrics.values import Metrics, pack
+from rl_lab.nn.arrays import Array, as_tensor, flags, library, mean, row_numbers
 from rl_lab.nn.flat_adam import FlatAdam
 from rl_lab.records import BatchSpec, CollectResult, Observation, SequenceBatch
 from rl_lab.workflows.base import AgentState, Mode, Workflow
@@ -79,8 +80,11 @@ class DQN(Workflow):
         self._rng = np.random.default_rng(np.random.SeedSequence([context.seed, SEED_DOMAIN]))
         self._epsilon = self.epsilon_start
         self._updates = 0
-        self._on_host, self._inference = context.device.type == "cpu", torch.inference_mode()
+        self._inference = torch.inference_mode()
         self._autocast = nullcontext() if context.autocast_dtype is None else context.autocast()
+        # See rl_lab.nn.arrays: on the CPU, a plain network is run by NumPy.
+        self._in_numpy = context.device.type == "cpu" and context.autocast_dtype is None
+        self._in_numpy = self._in_numpy and self.q.online.takes_arrays and not self.frames.specs
 
     # Exploring --------------------------------------------------------------------------------------------------------
 
@@ -89,28 +93,29 @@ class DQN(Workflow):
 
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
         """The best action, or with probability ε any."""
-        seen, state = self.frames.push(self._tensors(observation), state)
+        seen: Mapping[str, Array] = observation
+        if not self._in_numpy:
+            tensors = {key: torch.as_tensor(value, device=self.context.device) for key, value in observation.items()}
+            seen, state = self.frames.push(tensors, state)
         epsilon = self._epsilon if mode == "train" else self.eval_epsilon
         if epsilon == 0.0:
             return self._greedy(seen), state
         shape = (2, len(next(iter(observation.values()))), 1)
         # Evaluation seeds torch's stream, so that its episodes can be repeated; training has one of its own.
         draws = self._rng.random(shape) if mode == "train" else torch.rand(shape, dtype=torch.float64).numpy()
-        explore, action = draws[0] < epsilon, (draws[1] * self.q.actions).astype(np.int32)
-        if not explore.all():
-            np.copyto(action, self._greedy(seen), where=~explore)
+        explore, action = draws[0] < epsilon, self._greedy(seen)
+        if explore.any():
+            np.copyto(action, (draws[1] * self.q.actions).astype(np.int32), where=explore)
         return action, state
 
-    def _greedy(self, seen: Mapping[str, Tensor]) -> np.ndarray:
-        with self._inference:
-            values = self.q.online.forward(seen).cpu().numpy()
+    def _greedy(self, seen: Mapping[str, Array]) -> np.ndarray:
+        if self._in_numpy:
+            values = self.q.online.forward(seen)
+        else:
+            with self._inference:
+                values = self.q.online.forward(seen).cpu().numpy()
         best: np.ndarray = values.argmax(-1).astype(np.int32)[:, None]
         return best
-
-    def _tensors(self, observation: Observation) -> dict[str, Tensor]:
-        if self._on_host:
-            return {key: torch.from_numpy(value) for key, value in observation.items()}
-        return {key: torch.as_tensor(value, device=self.context.device) for key, value in observation.items()}
 
     def epsilon(self, step: int) -> float:
         """ε after so many env steps."""
@@ -129,7 +134,7 @@ class DQN(Workflow):
         return BatchSpec(self.batch_size, 1 + self.n_step, context=context, device=str(self.context.device))
 
     @torch.no_grad()
-    def targets(self, batch: SequenceBatch) -> Tensor:
+    def targets(self, batch: SequenceBatch) -> Array:
         """R = r_1 + γ r_2 + … + γ^n max_a Q'(s_n, a), [batch].
 
         Where the episode ends before, at record k, the sum does too: after a truncation with γ^k max Q'(s_k, ·), after
@@ -138,18 +143,21 @@ class DQN(Workflow):
         start = self.frames.context
         following = self.frames.at(batch.observation, batch.is_first, self._bootstrap_position(batch))
         values = self.q.target.forward(following)
-        value = values.gather(1, self.q(following).argmax(1, keepdim=True))[:, 0] if self.double else values.amax(1)
-        reward, is_last, is_terminal = (x[:, start:] for x in (batch.reward, batch.is_last, batch.is_terminal))
-        return first_n_step_return(reward, is_terminal.logical_not() * self.discount, is_last, value)
+        if self.double:
+            value = values[row_numbers(values), self.q.online.forward(following).argmax(1)]
+        else:
+            value = library(values).amax(values, 1)
+        live = (1.0 - flags(batch.is_terminal[:, start:])) * self.discount
+        return first_n_step_return(batch.reward[:, start:], live, batch.is_last[:, start:], value)
 
-    def _bootstrap_position(self, batch: SequenceBatch) -> int | Tensor:
+    def _bootstrap_position(self, batch: SequenceBatch) -> int | Array:
         """The record that the return ends with: the n-th, or the episode's last."""
         first = self.frames.context + 1
         if self.n_step == 1:
             return first
-        ends = batch.is_last[:, first:].clone()
-        ends[:, -1] = True
-        return first + ends.to(torch.uint8).argmax(1)  # of equals the first
+        ends = flags(batch.is_last[:, first:])
+        ends[:, -1] = 1.0
+        return first + ends.argmax(1)  # of equals the first
 
     # The update -------------------------------------------------------------------------------------------------------
 
@@ -157,43 +165,44 @@ class DQN(Workflow):
     def updates_per_env_step(self) -> float:
         return 1.0 / self.train_every
 
-    def update(self, batch: SequenceBatch, *, phase: PhaseView) -> TensorMetrics:
+    def update(self, batch: SequenceBatch, *, phase: PhaseView) -> Metrics:
         """One gradient step; new priorities; now and then the target moves."""
         assert self.optimizer is not None
         with self._autocast:
-            loss, backward, error, metrics = self.td_loss(batch)
+            loss, backward, error, metrics = self.td_loss(_arrays(batch) if self._in_numpy else batch)
         self.optimizer.zero_grad()
         backward()
         self.optimizer.step(loss=loss)
         if batch.weight is not None and phase.data_source is not None:
-            self._write_priorities(phase.data_source, batch, error)
+            self._write_priorities(phase.data_source, batch, as_tensor(error))
         self._updates += 1
         if self._updates % self.target_every == 0:
             self.q.move_target(self.target_rate)
-        return TensorMetrics(METRICS, torch.cat([metrics, self.optimizer.last_grad_norm.view(1)]))
+        return pack(dict(zip(METRICS, (*metrics, self.optimizer.last_grad_norm), strict=True)))
 
     @torch.no_grad()
-    def td_loss(self, batch: SequenceBatch) -> tuple[Tensor, Callable[[], None], Tensor, Tensor]:
+    def td_loss(self, batch: SequenceBatch) -> tuple[Array, Callable[[], None], Array, Array]:
         """The mean loss of R - Q(s, a), its backward pass, the errors, and values to watch.
 
         Only the values of the chosen actions have a derivative, and it is known: the error, for Huber's loss cut off at
-        ±1. So that autograd need not find it, it is written out.
+        ±1. So that autograd need not find it, it is written out. Everything is a tensor, or everything NumPy's.
         """
         start = self.frames.context
         target = self.targets(batch)
         values, backward = self.q.online.with_backward(self.frames.at(batch.observation, batch.is_first, start))
-        action = batch.action[:, start].long()
-        chosen = values.gather(1, action)[:, 0]
-        weight = batch.is_last[:, start].logical_not()  # nothing follows an episode's last record
+        xp, rows, action = library(values), row_numbers(values), batch.action[:, start, 0]
+        weight = 1.0 - flags(batch.is_last[:, start])  # nothing follows an episode's last record
         if batch.weight is not None:
             weight = weight * batch.weight
+        chosen = values[rows, action]
         error = chosen - target
-        slope = error.clamp(-1.0, 1.0) if self.huber else 2.0 * error
+        slope = error.clip(-1.0, 1.0) if self.huber else 2.0 * error
         # Huber: error²/2, and |error| - 1/2 beyond ±1. MSE: error².
-        losses = weight * (slope * (error - 0.5 * slope) if self.huber else error.square())
-        derivative = torch.zeros_like(values).scatter_(1, action, (weight * slope)[:, None] / self.batch_size)
-        size = error.abs()
-        metrics = torch.stack([losses, chosen, target, size]).mean(1)
+        losses = weight * (slope * (error - 0.5 * slope) if self.huber else error * error)
+        derivative = xp.zeros_like(values)
+        derivative[rows, action] = weight * slope / self.batch_size
+        size = abs(error)
+        metrics = tuple(map(mean, (losses, chosen, target, size)))
         return metrics[0], partial(backward, derivative), size, metrics
 
     def _write_priorities(self, source: str, batch: SequenceBatch, error: Tensor) -> None:
@@ -220,3 +229,12 @@ class DQN(Workflow):
         super().set_state(state)
         self._updates = state["updates"]
         self._rng.bit_generator.state = json.loads(state["exploration"])
+
+
+def _arrays(batch: SequenceBatch) -> SequenceBatch:
+    """The same batch, in NumPy's terms."""
+    names = ("action", "reward", "is_first", "is_last", "is_terminal", "weight")
+    values: dict[str, Any] = {name: getattr(batch, name) for name in names}
+    values = {name: None if value is None else value.numpy() for name, value in values.items()}
+    observation: dict[str, Any] = {key: value.numpy() for key, value in batch.observation.items()}
+    return SequenceBatch(observation=observation, **values)

@@ -6,49 +6,51 @@ Then it is passed over several times in shuffled minibatches, each one gradient 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from rl_lab.components.controllers.policies import Policy, ValueHead
+from rl_lab.components.encoders import handed_on
 from rl_lab.components.memories import GRUMemory
 from rl_lab.components.normalizers import ObservationNormalizer, RewardNormalizer
-from rl_lab.components.objectives import clipped_surrogate
+from rl_lab.components.objectives import clipped_surrogate, squared_error
 from rl_lab.components.return_computers import recursive_returns
 from rl_lab.data_sources.stream import StreamSource
 from rl_lab.errors import ConfigError
-from rl_lab.metrics.values import TensorMetrics
+from rl_lab.metrics.values import Metrics, pack
+from rl_lab.nn.arrays import Array, as_array, as_tensor, flags, library, mean
 from rl_lab.nn.flat_adam import FlatAdam
-from rl_lab.nn.orthogonal import run_heads
+from rl_lab.nn.plain_mlp import run_heads
 from rl_lab.records import BatchSpec, Fields, FieldSpec, Observation, Rollout, RolloutBatch
 from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import PhaseView, WorkflowContext
 
 MEMORY = "memory"  # the field that keeps what a recurrent policy remembered before each decision
 KL_TOLERANCE = 1.5  # the estimate is noisy: the pass stops at this multiple of target_kl
-Losses = dict[str, Tensor]
+Losses = dict[str, Array]
 
 
 class Judgement(NamedTuple):
     """What the policy that made a rollout says of it; flat, [decisions], in the order time·envs + env."""
 
-    log_prob: Tensor
-    value: Tensor
-    advantage: Tensor
-    target: Tensor  # of the value
+    log_prob: Array
+    value: Array
+    advantage: Array
+    target: Array  # of the value
 
 
 class Minibatch(NamedTuple):
     """Some decisions: [batch, ...], or [time, batch, ...] with the memory before the first where there is one."""
 
-    observation: dict[str, Tensor]
-    action: Tensor
+    observation: dict[str, Array]
+    action: Array
     judgement: Judgement
-    is_first: Tensor
-    memory: Tensor | None
+    is_first: Tensor | None = None
+    memory: Tensor | None = None
 
 
 class PPO(Workflow):
@@ -85,6 +87,7 @@ class PPO(Workflow):
     def _bind_context(self, context: WorkflowContext) -> None:
         parts = context.components
         self.encoder = context.component("encoder", nn.Module)
+        self._only_key = handed_on(self.encoder)
         self.memory = context.component("memory", GRUMemory) if "memory" in parts else None
         self.observation_normalizer: ObservationNormalizer | None = None
         if "observation_normalizer" in parts:
@@ -95,6 +98,13 @@ class PPO(Workflow):
         self.policy = context.controller("policy", Policy)
         self.critic = context.controller("critic", ValueHead)
         self.optimizer = context.optimizer("main", FlatAdam) if context.optimizers else None  # none: it only acts
+        self._inference = torch.inference_mode()
+        below = [self.encoder] if self.memory is None else [self.encoder, self.memory]
+        self._learns_features = any(True for module in below for _ in module.parameters())
+        # See rl_lab.nn.arrays: on the CPU, plain networks are run by NumPy.
+        heads = (self.policy.head, self.critic.head)
+        self._in_numpy = context.device.type == "cpu" and self._only_key is not None and self.memory is None
+        self._in_numpy = self._in_numpy and all(head.host is not None for head in heads)
         if self.sequence_length > 1 and self.memory is None:
             raise ConfigError(
                 f"workflow.sequence_length={self.sequence_length} is for a recurrent policy. Set it to 1, or take "
@@ -104,9 +114,9 @@ class PPO(Workflow):
             if not isinstance(source, StreamSource):
                 raise ConfigError(f"data_sources.{name} is a {type(source).__name__}: PPO learns from a StreamSource.")
         self._judged: tuple[int, Judgement] | None = None  # number of the rollout, and what was said of it
-        self._flat: tuple[Rollout, dict[str, Tensor]] | None = None  # its observations, ready for the encoder
+        self._flat: tuple[Rollout, Mapping[str, Array]] | None = None  # its observations, ready for the encoder
         self._return_so_far: Tensor | None = None
-        self._explained_variance = torch.zeros((), device=context.device)
+        self._explained_variance: Array = self._array(torch.zeros((), device=context.device))
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
@@ -115,20 +125,32 @@ class PPO(Workflow):
             return {}
         return {"memory": self.memory.initial(num_envs), "before": self.memory.initial(num_envs)}
 
-    @torch.inference_mode()
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
         """Draw actions; `eval` takes the likeliest, unless `sample_in_eval`. Values are left for later: see `judge`."""
-        device = self.context.device
-        seen = {key: torch.from_numpy(value).to(device) for key, value in observation.items()}
-        features = self.encoder(self._normalized(seen))
-        if self.memory is not None:
-            features = self.memory.step(features, state["memory"])
-            state = {"memory": features, "before": state["memory"]}
-        greedy = mode == "eval" and not self.sample_in_eval
-        return self.policy.choose(self.policy(features), greedy=greedy).cpu().numpy(), state
+        with self._inference:
+            features = self._encode(self._seen(observation))
+            if self.memory is not None:
+                features = self.memory.step(features, state["memory"])
+                state = {"memory": features, "before": state["memory"]}
+            greedy = mode == "eval" and not self.sample_in_eval
+            action = as_array(self.policy.choose(self.policy.forward(features), greedy=greedy))
+        return action.astype(self.context.action_spec.dtype, copy=False), state
 
-    def _normalized(self, observation: dict[str, Tensor]) -> dict[str, Tensor]:
-        return observation if self.observation_normalizer is None else self.observation_normalizer(observation)
+    def _seen(self, observation: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Normalised, on the device; arrays where NumPy runs the networks."""
+        if not self._in_numpy or self.observation_normalizer is not None:
+            observation = {
+                key: torch.as_tensor(value, device=self.context.device) for key, value in observation.items()
+            }
+            if self.observation_normalizer is not None:
+                observation = self.observation_normalizer(observation)
+        return {key: self._array(value) for key, value in observation.items()}
+
+    def _array(self, value: Array) -> Array:
+        return as_array(value) if self._in_numpy else value
+
+    def _encode(self, observation: Mapping[str, Array]) -> Array:
+        return self.encoder(observation) if self._only_key is None else observation[self._only_key]
 
     def record_specs(self) -> dict[str, FieldSpec]:
         return {} if self.memory is None else {MEMORY: FieldSpec((self.memory.output_size,), "float32")}
@@ -142,50 +164,50 @@ class PPO(Workflow):
     def judge(self, rollout: Rollout) -> Judgement:
         """Values, log-probabilities and advantages. No parameter has changed since the rollout's first decision, so one
         pass over it says what a forward at every step would have said."""
-        lead = rollout.reward.shape
         features = self._features(rollout)
         value = self.critic(features)
-        log_prob, _ = self.policy.evaluate(self.policy(features), rollout.action.flatten(0, 1))
-        target = self.returns(rollout, value.view(lead), *self._successor_values(rollout, features))
-        advantage = target.flatten() - value
-        self._explained_variance = 1.0 - advantage.var() / target.var().clamp(min=1e-8)
-        return Judgement(log_prob, value, advantage, target.flatten())
+        action = self._array(rollout.action.flatten(0, 1))
+        log_prob = self.policy.evaluate(self.policy(features), action).log_prob
+        successors = self._successor_values(rollout, features)
+        target = self.returns(rollout, value.reshape(rollout.reward.shape), *successors).reshape(-1)
+        advantage = target - value
+        self._explained_variance = 1.0 - advantage.var() / (target.var() + 1e-8)
+        return Judgement(log_prob, value, advantage, target)
 
-    def _features(self, rollout: Rollout) -> Float[Tensor, "decisions size"]:
-        features = self.encoder(self._observations(rollout))
+    def _features(self, rollout: Rollout) -> Array:
+        """[decisions, size]"""
+        features = self._encode(self._observations(rollout))
         if self.memory is None:
             return features
         by_time = features.unflatten(0, rollout.reward.shape)
         return self.memory.scan(by_time, rollout.extras[MEMORY][0], rollout.is_first).flatten(0, 1)
 
-    def _observations(self, rollout: Rollout) -> dict[str, Tensor]:
+    def _observations(self, rollout: Rollout) -> Mapping[str, Array]:
         """Flat and normalised, with the statistics that the rollout was collected with."""
         if self._flat is None or self._flat[0] is not rollout:
             flat = {key: value.flatten(0, 1) for key, value in rollout.observation.items()}
             with torch.no_grad():
-                self._flat = (rollout, self._normalized(flat))
+                self._flat = (rollout, self._seen(flat))
         return self._flat[1]
 
-    def _successor_values(self, rollout: Rollout, features: Tensor) -> tuple[Tensor, Tensor]:
+    def _successor_values(self, rollout: Rollout, features: Array) -> tuple[Array, Array]:
         """[env] of what came after the last decision; [cuts] of the true last observations of truncated episodes."""
-        envs = len(rollout.following_first)
-        keys = rollout.following
-        seen = self.encoder(self._normalized({key: torch.cat([keys[key], rollout.cut[key]]) for key in keys}))
+        envs, keys = len(rollout.following_first), rollout.following
+        seen = self._encode(self._seen({key: torch.cat([keys[key], rollout.cut[key]]) for key in keys}))
         if self.memory is not None:
             keep = (~rollout.following_first).to(features.dtype).unsqueeze(-1)
             seen = self.memory.step(seen, torch.cat([features[-envs:] * keep, features[rollout.cut_indices]]))
-        following, cut = self.critic(seen).split([envs, len(rollout.cut_indices)])
-        return following, cut
+        values = self.critic(seen)
+        return values[:envs], values[envs:]
 
-    def returns(self, rollout: Rollout, value: Tensor, following: Tensor, cut: Tensor) -> Float[Tensor, "time env"]:
-        """The value targets of GAE(λ). A truncated episode goes on in the value of its last observation, a terminated
-        one is worth nothing beyond its end, and neither looks into the episode that came next."""
-        reward = self._scaled_reward(rollout)
-        next_value = torch.cat([value[1:], following.unsqueeze(0)])
-        next_value.view(-1)[rollout.cut_indices] = cut
-        live = (1.0 - rollout.is_terminal.to(reward.dtype)) * self.discount
-        mix = (1.0 - rollout.is_last.to(reward.dtype)) * self.lambda_
-        return recursive_returns(reward, live, next_value, mix, following, dim=0)
+    def returns(self, rollout: Rollout, value: Array, following: Array, cut: Array) -> Array:
+        """The value targets of GAE(λ), [time, env]. A truncated episode goes on in the value of its last observation, a
+        terminated one is worth nothing beyond its end, and neither looks into the episode that came next."""
+        next_value = library(value).concatenate([value[1:], following[None]])
+        next_value.reshape(-1)[self._array(rollout.cut_indices)] = cut
+        live = (1.0 - flags(self._array(rollout.is_terminal))) * self.discount
+        mix = (1.0 - flags(self._array(rollout.is_last))) * self.lambda_
+        return recursive_returns(self._array(self._scaled_reward(rollout)), live, next_value, mix, following, dim=0)
 
     def _scaled_reward(self, rollout: Rollout) -> Tensor:
         if self.reward_normalizer is None:
@@ -199,16 +221,17 @@ class PPO(Workflow):
     def batch_spec(self) -> BatchSpec:
         return BatchSpec(self.batch_size, self.sequence_length, device=str(self.context.device))
 
-    def update(self, batch: RolloutBatch, *, phase: PhaseView) -> TensorMetrics:
+    def update(self, batch: RolloutBatch, *, phase: PhaseView) -> Metrics:
         """One gradient step; none, and the end of this rollout, where the policy has moved too far already."""
         assert self.optimizer is not None
-        losses, metrics = self.losses(self._minibatch(batch))
-        losses["total"] = losses["policy"] + self.value_scale * losses["value"]
-        if self.entropy_scale:
-            losses["total"] = losses["total"] + self.entropy_scale * losses["entropy"]
+        losses, backward, metrics = self.losses(self._minibatch(batch))
         stop = self.target_kl is not None and bool(metrics["policy/kl"] > KL_TOLERANCE * self.target_kl)
         if not stop:
-            self._step(losses["total"])
+            if self.anneal_learning_rate:
+                self.optimizer.set_learning_rate(self.optimizer.defaults["lr"] * self._share_left())
+            self.optimizer.zero_grad()
+            backward()
+            self.optimizer.step(loss=losses["total"])
         if stop and not batch.is_final:
             source = self.context.data_sources[phase.data_source or ""]
             assert isinstance(source, StreamSource)
@@ -217,15 +240,7 @@ class PPO(Workflow):
             self.observation_normalizer.update(batch.rollout.observation)  # takes effect with the next rollout
         metrics |= {f"loss/{name}": loss for name, loss in losses.items()}
         metrics |= {f"optimizer/{name}": value for name, value in self.optimizer.metrics().items()}
-        return TensorMetrics.pack(metrics | {"value/explained_variance": self._explained_variance})
-
-    def _step(self, total: Tensor) -> None:
-        assert self.optimizer is not None
-        if self.anneal_learning_rate:
-            self.optimizer.set_learning_rate(self.optimizer.defaults["lr"] * self._share_left())
-        self.optimizer.zero_grad()
-        total.backward()
-        self.optimizer.step(loss=total)
+        return pack(metrics | {"value/explained_variance": self._explained_variance})
 
     def _share_left(self) -> float:
         """Of the run's env steps; 1 at the start, 0 at the end."""
@@ -238,53 +253,77 @@ class PPO(Workflow):
         rollout, observations = batch.rollout, self._observations(batch.rollout)
         if self._judged is None or self._judged[0] != rollout.number:
             self._judged = (rollout.number, self.judge(rollout))
-        chosen, memory, shape = batch.indices.flatten(), None, None
+        action, judgement = rollout.action.flatten(0, 1), self._judged[1]
+        if self._in_numpy:
+            rows = batch.indices.numpy().ravel()
+            *judged, taken = (part.take(rows, 0) for part in (*judgement, action.numpy()))
+            return Minibatch(
+                {key: value.take(rows, 0) for key, value in observations.items()}, taken, Judgement(*judged)
+            )
+        chosen, memory = batch.indices.flatten(), None
         if self.memory is not None:
-            memory = rollout.extras[MEMORY].flatten(0, 1)[batch.indices[:, 0]]
-            chosen, shape = batch.indices.t().flatten(), batch.indices.t().shape
-        parts = [rollout.action.flatten(0, 1), rollout.is_first.flatten(), *self._judged[1]]
-        parts = [part.index_select(0, chosen) for part in (*parts, *observations.values())]
-        if shape is not None:
-            parts = [part.unflatten(0, shape) for part in parts]
-        action, is_first, *rest = parts
-        judgement, seen = Judgement(*rest[:4]), dict(zip(observations, rest[4:], strict=True))
-        return Minibatch(seen, action, judgement, is_first, memory)
+            chosen = batch.indices.t()  # time first
+            memory = rollout.extras[MEMORY].flatten(0, 1)[chosen[0]]
+        return Minibatch(
+            {key: value[chosen] for key, value in observations.items()},
+            action[chosen],
+            Judgement(*(part[chosen] for part in judgement)),
+            rollout.is_first.flatten()[chosen],
+            memory,
+        )
 
-    def losses(self, data: Minibatch) -> tuple[Losses, dict[str, Tensor]]:
-        """The clipped objective, the value's error and minus the entropy, unscaled; values to watch."""
-        features = self.encoder(data.observation)
-        if self.memory is not None and data.memory is not None:
-            features = self.memory.scan(features, data.memory, data.is_first)
-        params, value = run_heads(features, self.policy.head, self.critic.head)
-        log_prob, entropy = self.policy.evaluate(params, data.action)
-        policy_loss, metrics = self.policy_loss(log_prob, data.judgement)
-        value_loss = self.value_loss(value.squeeze(-1), data.judgement)
-        entropy = entropy if self.entropy_scale else entropy.detach()
-        return {"policy": policy_loss, "value": value_loss, "entropy": -entropy.mean()}, metrics
+    @torch.no_grad()
+    def losses(self, data: Minibatch) -> tuple[Losses, Callable[[], None], dict[str, Array]]:
+        """The clipped objective, the value's error and minus the entropy, unscaled, and their total; its backward pass;
+        values to watch.
 
-    def policy_loss(self, log_prob: Tensor, old: Judgement) -> tuple[Tensor, dict[str, Tensor]]:
-        """-min(ratio·A, clip(ratio)·A): nothing is gained by leaving the trust region."""
+        The derivatives by what the heads put out are known in closed form. So that autograd need not find them, they
+        are written out beside each loss.
+        """
+        (params, value), backward = run_heads(self._learned_features(data), self.policy.head, self.critic.head)
+        policy, old, count = (
+            self.policy.evaluate(params, data.action),
+            data.judgement,
+            len(data.judgement.value.reshape(-1)),
+        )
+        policy_loss, by_log_prob, metrics = self.policy_loss(policy.log_prob, old)
+        value_loss, by_value = squared_error(value[..., 0], old.target, old.value, self.value_clip)
+        losses = {"policy": policy_loss, "value": value_loss, "entropy": -mean(policy.entropy)}
+        losses["total"] = policy_loss + self.value_scale * value_loss + self.entropy_scale * losses["entropy"]
+
+        def into_parameters() -> None:
+            by_params = policy.backward(by_log_prob, -self.entropy_scale / count)
+            backward(by_params, self.value_scale * by_value[..., None])
+
+        return losses, into_parameters, metrics
+
+    def _learned_features(self, data: Minibatch) -> Array:
+        """With a graph where something below the heads is trained."""
+        if not self._learns_features:
+            return self._encode(data.observation)
+        with torch.enable_grad():
+            features = self._encode(data.observation)
+            if self.memory is not None and data.memory is not None and data.is_first is not None:
+                features = self.memory.scan(features, data.memory, data.is_first)
+        return features
+
+    def policy_loss(self, log_prob: Array, old: Judgement) -> tuple[Array, Array, dict[str, Array]]:
+        """-min(ratio·A, clip(ratio)·A): nothing is gained by leaving the trust region. Its derivative; metrics."""
         clip = self.clip * self._share_left() if self.anneal_clip else self.clip
         advantage = old.advantage
-        if self.normalize_advantage and advantage.numel() > 1:
-            std, mean = torch.std_mean(advantage)
-            advantage = (advantage - mean) / (std + 1e-8)
+        count = len(advantage.reshape(-1))
+        if self.normalize_advantage and count > 1:
+            centred = advantage - mean(advantage)
+            advantage = centred / ((mean(centred * centred) * (count / (count - 1))) ** 0.5 + 1e-8)
         log_ratio = log_prob - old.log_prob
-        loss, ratio = clipped_surrogate(log_ratio, advantage, clip)
+        loss, slope, ratio = clipped_surrogate(log_ratio, advantage, clip)
         excess = ratio - 1.0
-        metrics = {"kl": (excess - log_ratio.detach()).mean(), "clipped": (excess.abs() > clip).float().mean()}
-        return loss, {f"policy/{name}": value for name, value in metrics.items()}
-
-    def value_loss(self, value: Tensor, old: Judgement) -> Tensor:
-        """The squared error; with `value_clip`, the worse of it and that of a value that moved only so far."""
-        error = (value - old.target).square()
-        if self.value_clip is not None:
-            near = old.value + (value - old.value).clamp(-self.value_clip, self.value_clip)
-            error = torch.maximum(error, (near - old.target).square())
-        return error.mean()
+        metrics = {"kl": mean(excess - log_ratio), "clipped": mean(flags(abs(excess) > clip))}
+        return loss, slope, {f"policy/{name}": value for name, value in metrics.items()}
 
     def batch_losses(self, batch: RolloutBatch) -> Losses:
-        return self.losses(self._minibatch(batch))[0]
+        losses = self.losses(self._minibatch(batch))[0]
+        return {name: losses[name] for name in ("policy", "value", "entropy")}
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
@@ -292,8 +331,8 @@ class PPO(Workflow):
         state = super().get_state()
         if state:
             state["return_so_far"] = self._return_so_far
-            state["explained_variance"] = self._explained_variance
-            state["judged"] = None if self._judged is None else [self._judged[0], *self._judged[1]]
+            state["explained_variance"] = torch.as_tensor(self._explained_variance)
+            state["judged"] = None if self._judged is None else [self._judged[0], *map(as_tensor, self._judged[1])]
         return state
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -302,8 +341,8 @@ class PPO(Workflow):
             return
         device, before = self.context.device, state["return_so_far"]
         self._return_so_far = None if before is None else before.to(device)
-        self._explained_variance = state["explained_variance"].to(device)
+        self._explained_variance = self._array(state["explained_variance"].to(device))
         self._judged, self._flat = None, None
         if state["judged"] is not None:
             number, *parts = state["judged"]
-            self._judged = (number, Judgement(*(part.to(device) for part in parts)))
+            self._judged = (number, Judgement(*(self._array(part.to(device)) for part in parts)))

@@ -6,15 +6,17 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rl_lab.components.encoders import MultiKeyEncoder
+from rl_lab.components.encoders import handed_on
 from rl_lab.components.spaces import action_spec
 from rl_lab.errors import ConfigError
+from rl_lab.nn.arrays import Array
 from rl_lab.nn.math import at_least_float32
-from rl_lab.nn.relu_mlp import Backward, ReluMLP
+from rl_lab.nn.plain_mlp import Backward, PlainMLP, run_heads
 from rl_lab.specs import ActionSpec
 
 
@@ -28,49 +30,43 @@ class ActionValues(nn.Module):
     def __init__(self, encoder: nn.Module, actions: int, *, units: int, layers: int, dueling: bool) -> None:
         super().__init__()
         self.encoder, self.dueling = encoder, dueling
-        self._only_key = _handed_on(encoder)
+        self._only_key = handed_on(encoder)
         size, hidden = int(encoder.output_size), [units] * layers  # type: ignore[arg-type]
         if not dueling:
-            self.head = ReluMLP(size, hidden, actions)
+            self.head = PlainMLP(size, hidden, actions)
             return
         self.trunk = nn.Sequential()
         for _ in hidden[:-1]:
             self.trunk.extend([nn.Linear(size, units), nn.ReLU()])
             size = units
-        self.head, self.value = ReluMLP(size, [units], actions), ReluMLP(size, [units], 1)
+        self.head, self.value = PlainMLP(size, [units], actions), PlainMLP(size, [units], 1)
 
-    def forward(self, observation: Mapping[str, Tensor]) -> Float[Tensor, "*lead actions"]:
+    @property
+    def takes_arrays(self) -> bool:
+        """Whether NumPy can run it: a plain network on one vector."""
+        return self._only_key is not None and not self.dueling
+
+    def forward(self, observation: Mapping[str, Array]) -> Array:
+        """[*lead, actions]"""
         features = self._encode(observation)
         if not self.dueling:
-            return at_least_float32(self.head.forward(features))
+            values = self.head.forward(features)
+            return values if isinstance(values, np.ndarray) else at_least_float32(values)
         features = self.trunk(features)
         advantage = at_least_float32(self.head(features))
         return at_least_float32(self.value(features)) + advantage - advantage.mean(-1, keepdim=True)
 
-    def with_backward(self, observation: Mapping[str, Tensor]) -> tuple[Float[Tensor, "batch actions"], Backward]:
-        """The values without their graph, and what takes the loss's derivative by them to set the gradients."""
-        if self._only_key is not None and not self.dueling:
-            features = observation[self._only_key]
-            if not torch.is_autocast_enabled(features.device.type):
-                return self.head.with_backward(features)
+    def with_backward(self, observation: Mapping[str, Array]) -> tuple[Array, Backward]:
+        """[batch, actions] without a graph, and what takes the loss's derivative by them to give the gradients."""
+        if isinstance(features := observation.get(self._only_key or ""), np.ndarray):
+            (values,), backward = run_heads(features, self.head)
+            return values, backward
         with torch.enable_grad():
             values = self(observation)
         return values.detach(), values.backward
 
-    def _encode(self, observation: Mapping[str, Tensor]) -> Tensor:
-        if self._only_key is not None:
-            return observation[self._only_key]
-        features: Tensor = self.encoder(observation)
-        return features
-
-
-def _handed_on(encoder: nn.Module) -> str | None:
-    """The one vector that an encoder hands on as it is, where that is all it does: then it need not be called."""
-    if not isinstance(encoder, MultiKeyEncoder) or len(encoder.specs) != 1 or encoder.use_symlog:
-        return None
-    ((key, spec),) = encoder.specs.items()
-    plain = spec.kind == "vector" and spec.dtype == "float32" and len(spec.shape) == 1
-    return key if plain and not any(True for _ in encoder.parameters()) else None
+    def _encode(self, observation: Mapping[str, Array]) -> Array:
+        return self.encoder(observation) if self._only_key is None else observation[self._only_key]
 
 
 class QNetwork(nn.Module):

@@ -4,7 +4,7 @@ from rl_lab.components.encoders.cnn import DreamerCNN
 from rl_lab.components.encoders.images import QuantizedImages
 from rl_lab.components.encoders.impala import ImpalaCNN
 from rl_lab.components.encoders.mlp import MLPEncoder
-from rl_lab.components.encoders.multi_key import MultiKeyEncoder
+from rl_lab.components.encoders.multi_key import MultiKeyEncoder, handed_on
 from rl_lab.components.encoders.nature import NatureCNN
 from rl_lab.components.encoders.planet_cnn import PlanetCNN
 from rl_lab.components.encoders.resnet import ResNetEncoder
@@ -18,4 +18,5 @@ __all__ = [
     "PlanetCNN",
     "QuantizedImages",
     "ResNetEncoder",
+    "handed_on",
 ]

@@ -100,6 +100,15 @@ class MultiKeyEncoder(nn.Module):
         return text
 
 
+def handed_on(encoder: nn.Module) -> str | None:
+    """The one vector that an encoder hands on as it is, where that is all it does: then it need not be called."""
+    if not isinstance(encoder, MultiKeyEncoder) or len(encoder.specs) != 1 or encoder.use_symlog:
+        return None
+    ((key, spec),) = encoder.specs.items()
+    plain = spec.kind == "vector" and spec.dtype == "float32" and len(spec.shape) == 1
+    return key if plain and not any(True for _ in encoder.parameters()) else None
+
+
 def _image_encoder(
     images: Mapping[str, ObservationSpec], name: str, *, depth: int, strided: bool, style: StyleLike
 ) -> ImageEncoder:

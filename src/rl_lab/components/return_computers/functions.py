@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from rl_lab.nn.arrays import Array, library
 
 
 class Advantages(NamedTuple):
@@ -25,22 +28,22 @@ class Advantages(NamedTuple):
 
 
 def recursive_returns(
-    reward: Float[Tensor, "*shape"],
-    live: Float[Tensor, "*shape"],
-    next_value: Float[Tensor, "*shape"],
-    mix: Float[Tensor, "*shape"] | float,
-    last: Float[Tensor, "*lead"],
-    *,
-    dim: int = 1,
-) -> Float[Tensor, "*shape"]:
+    reward: Array, live: Array, next_value: Array, mix: Array | float, last: Array, *, dim: int = 1
+) -> Array:
     """R_t = reward_t + live_t·((1 - mix_t)·next_value_t + mix_t·R_{t+1}), where R after the end is `last`.
 
     The general form behind the others, without a shift in time: DreamerV3 passes `reward[1:], cont[1:], value[1:]`,
-    Dreamer V1 and V2 pass `reward[:-1], discount[:-1], value[1:]`, each with `last=value[-1]`.
+    Dreamer V1 and V2 pass `reward[:-1], discount[:-1], value[1:]`, each with `last=value[-1]`. Arrays or tensors of one
+    shape, `last` without the axis `dim`.
     """
     base, slope = reward + live * (1.0 - mix) * next_value, live * mix
-    bases, slopes = base.unbind(dim), slope.unbind(dim)
     returns, current = [], last
+    if isinstance(base, np.ndarray):
+        for base_t, slope_t in zip(np.moveaxis(base, dim, 0)[::-1], np.moveaxis(slope, dim, 0)[::-1], strict=True):
+            current = base_t + slope_t * current
+            returns.append(current)
+        return np.stack(returns[::-1], dim)
+    bases, slopes = base.unbind(dim), slope.unbind(dim)
     for base_t, slope_t in zip(reversed(bases), reversed(slopes), strict=True):
         current = torch.addcmul(base_t, slope_t, current)
         returns.append(current)
@@ -99,22 +102,18 @@ def n_step_returns(
     return returns
 
 
-def first_n_step_return(
-    reward: Float[Tensor, "batch records"],
-    live: Float[Tensor, "batch records"],
-    is_last: Bool[Tensor, "batch records"],
-    value: Float[Tensor, " batch"],
-) -> Float[Tensor, " batch"]:
-    """The n-step return of the first record alone, from n + 1 records; `value` is that of the record where it ends.
+def first_n_step_return(reward: Array, live: Array, is_last: Array, value: Array) -> Array:
+    """The n-step return of the first record alone, [batch], from n + 1 records [batch, records] of arrays or tensors.
 
-    That record is the n-th after the first, or the episode's last where that comes before.
+    `value` [batch] is that of the record where it ends: the n-th after the first, or the episode's last where that
+    comes before.
     """
-    rewards, lives, ends = reward.unbind(1), live.unbind(1), is_last.unbind(1)
+    where, last = library(value).where, reward.shape[1] - 1
     returns = value
-    for step in range(len(rewards) - 1, 0, -1):
-        if step < len(rewards) - 1:
-            returns = torch.where(ends[step], value, returns)
-        returns = torch.addcmul(rewards[step], lives[step], returns)
+    for step in range(last, 0, -1):
+        if step < last:
+            returns = where(is_last[:, step], value, returns)
+        returns = reward[:, step] + live[:, step] * returns
     return returns
 
 
