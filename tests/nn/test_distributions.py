@@ -18,6 +18,7 @@ from rl_lab.nn.distributions import (
     categorical_kl,
     draw_noise,
 )
+from rl_lab.nn.math import softmax
 
 
 @pytest.fixture(autouse=True)
@@ -192,3 +193,24 @@ def test_bernoulli_with_soft_labels() -> None:
 
 def test_maximum_entropy_of_a_fresh_categorical() -> None:
     assert UnimixCategorical(torch.zeros(3)).entropy().item() == pytest.approx(math.log(3.0))
+
+
+@pytest.mark.parametrize("classes", [2, 8, 15, 16, 40])
+def test_softmax_is_the_same_for_short_and_long_axes(classes: int) -> None:
+    """Values and gradients, large logits included."""
+    logits = (100 * torch.randn(3, 4, classes, dtype=torch.float64)).requires_grad_()
+    weight = torch.randn(3, 4, classes, dtype=torch.float64)
+    ours, theirs = softmax(logits), torch.softmax(logits, -1)
+    torch.testing.assert_close(ours, theirs)
+    gradients = [torch.autograd.grad((probs * weight).sum(), logits)[0] for probs in (ours, theirs)]
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_exponential_noise_is_exponential() -> None:
+    """Mean and spread 1, never 0: a clock that rings at once would make its class certain."""
+    torch.manual_seed(0)
+    noise = draw_noise("exponential", (200_000,), "cpu")
+    assert noise.mean().item() == pytest.approx(1.0, abs=0.02)
+    assert noise.std().item() == pytest.approx(1.0, abs=0.02)
+    assert (noise > 0).all()
+    assert (noise > 3.0).float().mean().item() == pytest.approx(math.exp(-3.0), abs=0.003)

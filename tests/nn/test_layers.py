@@ -153,3 +153,26 @@ def test_symlog_and_symexp_are_inverse() -> None:
 def test_one_hot_of_any_lead_shape() -> None:
     index = torch.tensor([[0, 2], [1, 1]], dtype=torch.int32)
     assert torch.equal(one_hot(index, 3), torch.eye(3)[index.long()])
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_written_out_derivative_is_autograds(layers: int) -> None:
+    """On the CPU an MLP runs with a backward pass of its own: values and gradients are those of the plain layers."""
+    torch.manual_seed(0)
+    network, x = MLP(6, 8, layers), torch.randn(2, 5, 6, requires_grad=True)
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter)
+    wanted = [x, *network.parameters()]
+    plain = torch.nn.Sequential.forward(network, x)
+    target = torch.randn_like(plain)
+    expected = torch.autograd.grad((plain * target).sum(), wanted)
+    result = network(x)
+    torch.testing.assert_close(result, plain)
+    torch.testing.assert_close(torch.autograd.grad((result * target).sum(), wanted), expected, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), plain)
+    network(x.detach()).sum().backward()  # an input without gradient
+    assert all(parameter.grad is not None for parameter in network.parameters())
+    network.requires_grad_(False)
+    (frozen,) = torch.autograd.grad((network(x) * target).sum(), [x])
+    torch.testing.assert_close(frozen, expected[0], rtol=1e-4, atol=1e-5)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError
 from rl_lab.nn.math import at_least_float32
+from rl_lab.nn.normed_layers import LayerTensors, normed_layers
 from rl_lab.nn.styles import DREAMER_V3, Initialization, LayerStyle
 
 TRUNCATION_GAIN = 1.1368  # brings the standard deviation of the truncated normal back to 1
@@ -246,9 +247,16 @@ class MLP(nn.Sequential):
 
     def __init__(self, in_features: int, units: int, layers: int, *, style: LayerStyle = DREAMER_V3) -> None:
         sizes = [in_features] + [units] * layers
-        super().__init__(*(NormedLinear(*pair, style=style) for pair in pairwise(sizes)))
-        self.in_features = in_features
-        self.output_size = sizes[-1]
+        parts = [NormedLinear(*pair, style=style) for pair in pairwise(sizes)]
+        super().__init__(*parts)
+        self.in_features, self.output_size, self._eps = in_features, sizes[-1], style.norm_eps
+        self._tensors: list[LayerTensors] = []  # where the layers are of the kind whose derivative is written out
+        if (style.norm, style.activation, style.hidden_bias) == ("rms", "silu", True):
+            self._tensors = [LayerTensors(part.linear.weight, part.linear.bias, part.norm.weight) for part in parts]
+
+    def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
+        on_host = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        return normed_layers(x, self._tensors, self._eps) if self._tensors and on_host else super().forward(x)
 
 
 class Head(nn.Module):

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+SHORT_AXIS = 16  # below one vector register of float32, torch's softmax on the CPU goes element by element
+
 
 def symlog(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """sign(x) ln(1 + |x|): compresses large values, is the identity near 0."""
@@ -20,6 +22,14 @@ def symexp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Leave half precision: losses and probabilities are computed in float32 (float64 stays float64)."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def softmax(logits: Float[Tensor, "*lead classes"]) -> Float[Tensor, "*lead classes"]:
+    """Over the last axis. On the CPU torch's own takes several times as long where that axis is short."""
+    if logits.device.type != "cpu" or logits.shape[-1] >= SHORT_AXIS:
+        return torch.softmax(logits, -1)
+    weights = torch.exp(logits - logits.detach().amax(-1, keepdim=True))
+    return weights / weights.sum(-1, keepdim=True)
 
 
 def one_hot(index: Tensor, classes: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*lead classes"]:

@@ -62,9 +62,8 @@ class TwoHot(nn.Module):
         neighbours = torch.stack([lower, lower + 1], -1)
         ends = self.bins[neighbours]
         upper_mass = (target - ends[..., 0]) / (ends[..., 1] - ends[..., 0])
-        chosen = logits.gather(-1, neighbours)
-        # The two masses sum to 1, so the softmax's normaliser stands alone.
-        return torch.logsumexp(logits, -1) - torch.lerp(chosen[..., 0], chosen[..., 1], upper_mass)
+        chosen = torch.log_softmax(logits, -1).gather(-1, neighbours)
+        return -torch.lerp(chosen[..., 0], chosen[..., 1], upper_mass)
 
 
 class PlainScalar(nn.Module):
