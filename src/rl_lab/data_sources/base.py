@@ -28,8 +28,6 @@ class SourceContext:
 class DataSource(ABC):
     """Where batches come from. The phase names one; collected records are added to it and updates sample from it."""
 
-    on_device: bool = False  # whether the records live on the learner's device, so that `update` waits for nothing
-
     @abstractmethod
     def prepare(self, context: SourceContext) -> None: ...
 

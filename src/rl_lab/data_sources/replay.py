@@ -96,7 +96,6 @@ class SequenceReplay(DataSource):
         self._prefetch, self._start_after, self._seed = prefetch, start_after, seed
         self._keep_checkpoints, self._sampling, self._alpha = keep_checkpoints, sampling, alpha
         self._beta, self._beta_final, self._beta_records = beta, beta_final, beta_records
-        self.on_device = storage == "gpu"
 
     # Filling ----------------------------------------------------------------------------------------------------------
 

@@ -133,10 +133,8 @@ class Dreamer(LatentWorkflow):
 
     def update(self, batch: SequenceBatch, *, phase: PhaseView) -> TensorMetrics:
         """One gradient step on everything; fresh latents go back into the replay, where it keeps them."""
-        self._write_pending_latents()
         outputs = self._step(self._inputs(batch))
-        if self.latent_specs and phase.data_source is not None and batch.indices is not None:
-            self._write_latents(phase.data_source, batch.indices[:, 1:], {n: outputs[n] for n in self.latent_specs})
+        self._write_latents(batch, outputs, phase)
         return TensorMetrics(self._metric_names, outputs["metrics"])
 
     def _train_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

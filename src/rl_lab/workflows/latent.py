@@ -30,7 +30,7 @@ from rl_lab.records import (
     SequenceBatch,
 )
 from rl_lab.workflows.base import AgentState, Mode, Workflow
-from rl_lab.workflows.context import WorkflowContext
+from rl_lab.workflows.context import PhaseView, WorkflowContext
 
 # Of a probe's losses. They reach nothing else, and Adam's steps do not depend on it; so that a limit on the norm of all
 # gradients together hardly sees them, it is small.
@@ -71,7 +71,6 @@ class LatentWorkflow(Workflow):
         self.codec = ActionCodec(context.action_spec)
         self.latent_specs = self.rssm.stored_specs() if self.stored_latents else {}
         self._act_graphs: dict[tuple[Mode, int], CapturedStep] = {}
-        self._pending_latents: tuple[str, Tensor, dict[str, Tensor], torch.cuda.Event] | None = None
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
@@ -171,26 +170,11 @@ class LatentWorkflow(Workflow):
 
     # Fresh latents go back to the replay ------------------------------------------------------------------------------
 
-    def _write_latents(self, source: str, indices: Tensor, latents: dict[str, Tensor]) -> None:
-        """On a GPU the copy to the host runs beside the next steps and is written before the next update."""
-        if self.context.device.type != "cuda" or self.context.data_sources[source].on_device:
-            self.context.data_sources[source].update(indices, latents)
-            return
-        copies = {name: value.to("cpu", non_blocking=True) for name, value in latents.items()}
-        arrived = torch.cuda.Event()
-        arrived.record()
-        self._pending_latents = (source, indices, copies, arrived)
-
-    def _write_pending_latents(self) -> None:
-        if self._pending_latents is not None:
-            source, indices, latents, arrived = self._pending_latents
-            arrived.synchronize()
-            self.context.data_sources[source].update(indices, latents)
-            self._pending_latents = None
-
-    def get_state(self) -> dict:
-        self._write_pending_latents()
-        return super().get_state()
+    def _write_latents(self, batch: SequenceBatch, outputs: Mapping[str, Tensor], phase: PhaseView) -> None:
+        """Where the replay keeps latents. It copies them from a GPU in the background, in the order of the calls."""
+        if self.latent_specs and phase.data_source is not None and batch.indices is not None:
+            latents = {name: outputs[name] for name in self.latent_specs}
+            self.context.data_sources[phase.data_source].update(batch.indices[:, 1:], latents)
 
     def _model_tensors(self) -> list[Tensor]:
         """Everything that an update may change in place, the optimisers' own tensors aside."""
