@@ -60,7 +60,7 @@ def stages(workflow: DreamerV3, batch: SequenceBatch) -> dict[str, Callable[[], 
         embed = leaf(workflow._encode(data.observation))
         with torch.no_grad():
             states, params = rssm.observe(embed, data.prev_action, data.is_first, data.initial)
-        learned = behaviour.learn(rssm.starts(states), data.is_terminal.flatten())
+        learned = behaviour.learn(rssm.starts(states), data.is_terminal.flatten())._replace(losses={})
     states, params = LatentState(leaf(states.deter), leaf(states.stoch)), leaf(params)
     start, ended = rssm.starts(states), data.is_terminal.flatten()
 

@@ -142,13 +142,16 @@ def speed_table(folder: Path) -> str:
                 result["device"],
                 f"{result['ms_per_update']:.1f} ms",
                 f"{result['kernels_per_update']:,}" if "kernels_per_update" in result else "",
+                f"{result['gpu_busy_share']:.0%}" if "gpu_busy_share" in result else "",
                 f"{result['warmup_s']:.0f} s",
+                f"{result['act_ms_1']:.2f} / {result['act_ms_16']:.2f} ms" if "act_ms_16" in result else "",
                 f"{result['peak_gpu_mb']:,.0f} MiB" if "peak_gpu_mb" in result else "",
             ]
         )
     if not rows:
         return "No speed is recorded yet."
-    return _table(["Size", "Observation", "Batch", "Device", "Update", "Kernels", "Warm-up", "Peak GPU memory"], rows)
+    head = ["Size", "Observation", "Batch", "Device", "Update", "Kernels", "GPU busy", "Warm-up", "Act, 1 / 16 envs"]
+    return _table([*head, "Peak GPU memory"], rows)
 
 
 def _by_number(path: Path) -> list[int | str]:
