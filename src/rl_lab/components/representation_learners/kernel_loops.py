@@ -83,6 +83,10 @@ class KernelLoops:
         self._tables = tables
         self._compiling: threading.Thread | None = None
 
+    def __deepcopy__(self, memo: dict) -> KernelLoops:
+        """Copies of a model share its loops: these hold no weights, and a thread cannot be copied."""
+        return self
+
     def suit(self, weights: ScanWeights) -> bool:
         """Whether there are kernels for these: bfloat16, and sizes that the warps can share."""
         block, (stoch, hidden) = weights.block.shape[1], weights.stoch.shape
