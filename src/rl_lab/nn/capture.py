@@ -11,9 +11,12 @@ Inputs = dict[str, Tensor]
 Outputs = dict[str, Tensor]
 
 
-def compile_block(function: Callable) -> Callable:
-    """Compile a piece of a training step. Pieces, never unrolled loops: that keeps the warm-up short."""
-    return torch.compile(function, dynamic=False, fullgraph=True)
+def compile_block(function: Callable, *, dynamic: bool = False) -> Callable:
+    """Compile a piece of a training step. Pieces, never unrolled loops: that keeps the warm-up short.
+
+    `dynamic`: one piece of code for all batch sizes, where there are several; else each is compiled for itself.
+    """
+    return torch.compile(function, dynamic=dynamic, fullgraph=True)
 
 
 class CapturedStep:

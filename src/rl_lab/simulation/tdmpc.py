@@ -45,9 +45,9 @@ class TDMPCSimulator(Simulator):
         self._choose: Callable[..., Tensor] = self._choose_plainly
 
     def compile_blocks(self) -> None:
-        """Compile what a plan calls many times. The plain methods stay the reference."""
+        """Compile what a plan calls many times, for any number of rows. The plain methods stay the reference."""
         for name in ("_encode", "_advance", "_evaluate", "_choose"):
-            setattr(self, name, compile_block(getattr(self, f"{name}_plainly")))
+            setattr(self, name, compile_block(getattr(self, f"{name}_plainly"), dynamic=True))
 
     def observe(
         self,
@@ -65,7 +65,7 @@ class TDMPCSimulator(Simulator):
 
     def step(self, state: ModelState, action: Float[Tensor, "batch action"]) -> SimulatedStep:
         with self.autocast():
-            return SimulatedStep(*self._advance(state, action))
+            return SimulatedStep(*self._advance(_plain(state), _plain(action)))
 
     def _advance_plainly(self, latent: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         following, reward = self.model.step(latent, action)
@@ -74,7 +74,7 @@ class TDMPCSimulator(Simulator):
     def value(self, state: ModelState) -> Float[Tensor, " batch"]:
         noise, pair = self.prior.draw_noise(state.shape[:1]), self.q.draw_pair()
         with self.autocast():
-            return self._evaluate(state, noise, pair)
+            return self._evaluate(_plain(state), noise, pair)
 
     def _evaluate_plainly(self, latent: Tensor, noise: Tensor, pair: Tensor) -> Tensor:
         action = self.prior.sample(latent, noise)
@@ -83,10 +83,15 @@ class TDMPCSimulator(Simulator):
     def policy(self, state: ModelState) -> Float[Tensor, "batch action"]:
         noise = self.prior.draw_noise(state.shape[:1])
         with self.autocast():
-            return self._choose(state, noise)
+            return self._choose(_plain(state), noise)
 
     def _choose_plainly(self, latent: Tensor, noise: Tensor) -> Tensor:
         return self.prior.sample(latent, noise)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Contiguous and no view of another: the compiler would make a version of its own for each kind of view."""
+    return tensor.contiguous().detach()
 
 
 def reduce_pair(values: Float[Tensor, " 2 *rest"], how: Literal["mean", "min"]) -> Float[Tensor, "*rest"]:
