@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -71,6 +73,19 @@ def test_single_task_sizes_are_the_published_ones() -> None:
     assert count(*build(preset, 223, 38).values()) == 5_159_082  # dog-run
     cartpole = {name: count(module) for name, module in build(preset, 5, 1).items()}
     assert cartpole == {"encoder": 134_656, "model": 791_552 + 579_685, "policy": 528_386, "q": 2_898_425}
+
+
+def test_sizes_in_the_manual_are_true() -> None:
+    """The table of docs/tdmpc2.md."""
+    text = (Path(__file__).parents[2] / "docs" / "tdmpc2.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| ([\d,]+) \|$", text, re.MULTILINE)
+    presets = compose(["+experiment=tdmpc2", "size=5m"]).presets
+    keys = ("encoder_units", "encoder_layers", "units", "latent", "members")
+    assert {name: tuple(map(int, numbers[:-1])) for name, *numbers in rows} == {
+        name: tuple(preset[key] for key in keys) for name, preset in presets.items()
+    }
+    for name, *numbers in rows:
+        assert count(*build(presets[name], 17, 6).values()) == int(numbers[-1].replace(",", ""))
 
 
 def test_sim_norm_makes_simplices() -> None:
