@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 import torch
@@ -16,7 +17,10 @@ from tests.workflows.dreamer_parts import (
 )
 
 from rl_lab.components.representation_learners.base import DETER, STOCH, LatentState
+from rl_lab.components.representation_learners.rssm import BlockRSSM
 from rl_lab.errors import ConfigError
+from rl_lab.nn.layers import NormedLinear
+from rl_lab.nn.precision import WorkingCopies
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import PhaseView
 from rl_lab.workflows.dreamer_v3 import DreamerV3
@@ -216,3 +220,31 @@ def test_misspelt_loss_scale_is_refused():
     """A scale that scales nothing is a mistake of the configuration."""
     with pytest.raises(ConfigError, match="Did you mean 'dynamics'"):
         DreamerV3(loss_scales={"dynamic": 0.5})
+
+
+def test_dreams_copy_the_model_before_it_is_compiled(monkeypatch):
+    """What a compiled model holds (functions, locks) need not be copyable."""
+
+    def compile_steps(model: BlockRSSM) -> None:
+        model.compiled_with = threading.Lock()
+
+    monkeypatch.setattr(BlockRSSM, "compile_steps", compile_steps)
+    workflow = make_dreamer(compile_=True, autocast_dtype=torch.bfloat16)
+    twin = workflow.behaviour._dream_rssm
+    assert twin is not workflow.rssm
+    assert twin.gates.weight.dtype == torch.bfloat16
+    assert twin.core_norm.weight.dtype == torch.float32
+    assert workflow.rssm.gates.weight.dtype == torch.float32
+
+
+def test_working_copies_follow_the_weights():
+    """The copies are made once; `refresh` brings the present weights, rounded."""
+    layer, copies = NormedLinear(3, 4), WorkingCopies(torch.bfloat16)
+    twin = copies.add(layer)
+    with torch.no_grad():
+        layer.linear.weight.fill_(1.2345678)
+        layer.norm.weight.fill_(1.2345678)
+    copies.refresh()
+    assert torch.equal(twin.linear.weight, layer.linear.weight.bfloat16())
+    assert torch.equal(twin.norm.weight, layer.norm.weight)
+    assert not twin.linear.weight.requires_grad

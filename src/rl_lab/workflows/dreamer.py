@@ -114,8 +114,8 @@ class Dreamer(LatentWorkflow):
 
     def _compile(self) -> None:
         """Compiled pieces inside one captured CUDA graph. The plain methods stay the reference."""
+        self.behaviour.compile_pieces(self.context.autocast_dtype or torch.float32)  # first: it may copy the model
         self.rssm.compile_steps()
-        self.behaviour.compile_pieces(self.context.autocast_dtype or torch.float32)
         for name in self.pieces:
             setattr(self, name, compile_block(getattr(self, name)))
         self._step = CapturedStep(self._train_step, self._changing_tensors)

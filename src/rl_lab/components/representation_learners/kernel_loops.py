@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -76,12 +75,10 @@ def backward_tables(path: Path, weights: ScanWeights, shape: ScanShape) -> Table
     )  # fmt: skip
 
 
-class KernelLoops:
+class KernelLoops(NamedTuple):
     """`Loops` of a few fused kernels per step."""
 
-    def __init__(self, tables: Callable[..., Tables] = backward_tables) -> None:
-        self._tables = tables
-        self._compiling: threading.Thread | None = None
+    tables: Callable[..., Tables] = backward_tables
 
     def __deepcopy__(self, memo: dict) -> KernelLoops:
         """Copies of a model share its loops: these hold no weights, and a thread cannot be copied."""
@@ -93,39 +90,14 @@ class KernelLoops:
         least = WARPS * SMALLEST_PART
         return weights.stoch.dtype == torch.bfloat16 and all(size % least == 0 for size in (block, stoch, hidden))
 
-    def compile_ahead(self, weights: ScanWeights, shape: ScanShape) -> None:
-        """Compile the kernels beside whatever else is compiled meanwhile; the first call waits for them."""
-        if self.suit(weights):
-            self._compiling = threading.Thread(target=_try_out, args=(weights, shape), daemon=True)
-            self._compiling.start()
-
     def forward(self, inputs: ScanInputs, weights: ScanWeights, shape: ScanShape) -> Path:
-        if self._compiling is not None:
-            self._compiling.join()
-            self._compiling = None
         return _Plan(inputs, weights, shape).forward()
 
     def backward(
         self, grads: tuple[Tensor, Tensor, Tensor], inputs: ScanInputs, path: Path, weights: ScanWeights,
         shape: ScanShape,
     ) -> PathGradients:  # fmt: skip
-        return _Plan(inputs, weights, shape).backward(grads, path, self._tables(path, weights, shape))
-
-
-@torch.no_grad()
-def _try_out(weights: ScanWeights, shape: ScanShape) -> None:
-    """One step on zeros, so that every kernel is compiled."""
-    batch, (stoch, hidden), deter = kernels.ROWS.value, weights.stoch.shape, weights.dense.shape[0]
-    with torch.cuda.stream(torch.cuda.Stream()):
-        zeros = weights.stoch.new_zeros
-        inputs = ScanInputs(
-            zeros(batch, deter), zeros(batch, stoch), zeros(1, batch, 1, dtype=torch.float32), zeros(1, batch, deter),
-            zeros(1, batch, hidden), zeros(1, batch, shape.groups, shape.classes, dtype=torch.float32) + 1.0,
-        )  # fmt: skip
-        loops = KernelLoops()
-        path = loops.forward(inputs, weights, shape)
-        loops.backward((path.deter, path.stoch, path.logits), inputs, path, weights, shape)
-        torch.cuda.current_stream().synchronize()
+        return _Plan(inputs, weights, shape).backward(grads, path, self.tables(path, weights, shape))
 
 
 class _Plan:

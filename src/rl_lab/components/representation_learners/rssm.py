@@ -66,8 +66,6 @@ class BlockRSSM(CategoricalModel):
             from rl_lab.components.representation_learners.kernel_loops import KernelLoops, backward_tables
 
             loops = KernelLoops(compile_block(backward_tables))
-            with torch.no_grad():
-                loops.compile_ahead(self._scan_weights(torch.bfloat16)[0], self.scan_shape)
             self._kernel_functions = self._scan_functions._replace(loops=loops)
 
     # One step at a time -----------------------------------------------------------------------------------------------
