@@ -31,7 +31,8 @@ SHORT = {"batch_size": 3, "sequence_length": 7, "horizon": 4}
 
 def make_v1(
     action: ActionSpec = CONTINUOUS, *, observation: Mapping[str, ObservationSpec] = VECTOR,
-    sizes: Mapping[str, int] = SMALL, with_continue: bool = True, **settings: Any,
+    sizes: Mapping[str, int] = SMALL, with_continue: bool = True, device: str = "cpu",
+    compile_: bool = False, **settings: Any,
 ) -> DreamerV1:  # fmt: skip
     torch.manual_seed(0)
     networks = _networks(observation, sizes, style="dreamer_v1", image_style="planet")
@@ -50,12 +51,13 @@ def make_v1(
         ),
         "critic": ScalarCritic(**size, layers=3, slow_rate=None),
     }  # fmt: skip
-    return _assembled(workflow, observation, action, components, controllers)
+    return _assembled(workflow, observation, action, components, controllers, device, compile_)
 
 
 def make_v2(
     action: ActionSpec = CONTINUOUS, *, observation: Mapping[str, ObservationSpec] = VECTOR,
-    sizes: Mapping[str, int] = SMALL, with_continue: bool = True, slow_every: int = 100, **settings: Any,
+    sizes: Mapping[str, int] = SMALL, with_continue: bool = True, slow_every: int = 100, device: str = "cpu",
+    compile_: bool = False, **settings: Any,
 ) -> DreamerV2:  # fmt: skip
     torch.manual_seed(0)
     networks = _networks(observation, sizes, style="dreamer_v2", image_style=None)
@@ -73,10 +75,12 @@ def make_v2(
         ),
         "critic": ScalarCritic(**size, layers=4, slow_rate=1.0, slow_every=slow_every),
     }  # fmt: skip
-    return _assembled(workflow, observation, action, components, controllers, weight_decay=1e-6)
+    return _assembled(workflow, observation, action, components, controllers, device, compile_, weight_decay=1e-6)
 
 
-def make_v3_2023(action: ActionSpec = CONTINUOUS, **settings: Any) -> DreamerV3:
+def make_v3_2023(
+    action: ActionSpec = CONTINUOUS, *, device: str = "cpu", compile_: bool = False, **settings: Any
+) -> DreamerV3:
     """The first form of DreamerV3."""
     torch.manual_seed(0)
     sizes, style = SMALL, "dreamer_v3_2023"
@@ -97,7 +101,8 @@ def make_v3_2023(action: ActionSpec = CONTINUOUS, **settings: Any) -> DreamerV3:
         "stored_latents": False, "actor_gradient": "auto", "root": "undiscounted",
         "loss_scales": {"dynamics": 0.5, "replay_value": 0.0},
     }  # fmt: skip
-    return _assembled(DreamerV3(**(SHORT | chosen | settings)), VECTOR, action, components, controllers)
+    workflow = DreamerV3(**(SHORT | chosen | settings))
+    return _assembled(workflow, VECTOR, action, components, controllers, device, compile_)
 
 
 def _networks(observation: Mapping[str, ObservationSpec], sizes: Mapping[str, int], **styles: Any) -> dict[str, Any]:
@@ -128,8 +133,10 @@ def _normal_reward(size: dict[str, Any], *, layers: int) -> RewardPredictor:
 
 def _assembled(
     workflow: Any, observation: Mapping[str, ObservationSpec], action: ActionSpec, components: dict[str, nn.Module],
-    controllers: dict[str, nn.Module], weight_decay: float = 0.0,
+    controllers: dict[str, nn.Module], device: str, compile_: bool, weight_decay: float = 0.0,
 ) -> Any:  # fmt: skip
+    for module in (*components.values(), *controllers.values()):
+        module.to(device)
     optimizers = {
         "model": _adam(components.values(), weight_decay, lr=6e-4),
         "actor": _adam([controllers["policy"]], weight_decay, lr=8e-5),
@@ -137,8 +144,9 @@ def _assembled(
     }
     assert isinstance(workflow, Dreamer)
     context = WorkflowContext(
-        config={}, device=torch.device("cpu"), seed=0, observation_spec=observation, action_spec=action,
+        config={}, device=torch.device(device), seed=0, observation_spec=observation, action_spec=action,
         components=components, controllers=ControllerManager(controllers), optimizers=optimizers,
+        compile=compile_,
     )  # fmt: skip
     workflow.initialize(context)
     return workflow

@@ -138,7 +138,8 @@ class ActorCritic:
         metrics |= {"dream/reward": reward.mean(), "dream/continue": live.mean(), "dream/value": value.mean()}
         metrics |= {"dream/return": credit.returns.mean()} | ({} if scale is None else {"dream/return_scale": scale})
         metrics = {name: metric.detach() for name, metric in metrics.items()}
-        return Learned(losses, credit.returns[0].detach(), None if slow_value is None else slow_value[0], metrics)
+        first_slow = None if slow_value is None else slow_value[0].detach()
+        return Learned(losses, credit.returns[0].detach(), first_slow, metrics)
 
     # The dream --------------------------------------------------------------------------------------------------------
 
