@@ -13,6 +13,7 @@ from rl_lab.errors import ConfigError
 from rl_lab.nn.normalizers import RunningMeanStd
 from rl_lab.simulation.analytic import make_task
 from rl_lab.simulation.learned import LearnedSimulator
+from rl_lab.simulation.simulator import Simulator
 from rl_lab.specs import ActionSpec, ObservationSpec
 
 OBSERVATION = {"vector": ObservationSpec("vector", (2,), "float32")}
@@ -168,6 +169,18 @@ def test_particles_stay_with_their_member():
     assert ends["ts1"] != ends["tsinf"]
     single = model.step(model.spread(torch.zeros(1, 2), 3), torch.zeros(3, 2)).state
     torch.testing.assert_close(single, torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("particles", [1, 4])
+def test_evaluation_is_that_of_single_steps(particles):
+    """Rewards of all steps at once: the same return, of expected steps and of drawn ones."""
+    model, actions = simulator(), torch.rand(3 * particles, 5, 2)
+    results = []
+    for evaluate in (model.evaluate, lambda *arguments: Simulator.evaluate(model, *arguments)):
+        torch.manual_seed(0)
+        results.append(evaluate(model.spread(torch.ones(1, 2), 3, particles), actions, 0.9))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_particles_must_fit_the_members():

@@ -11,6 +11,7 @@ from rl_lab.components.actions import ActionCodec
 from rl_lab.errors import ConfigError
 from rl_lab.simulation.analytic import AnalyticSimulator, make_analytic_simulator, make_task
 from rl_lab.simulation.classic_control import TASKS
+from rl_lab.simulation.simulator import Simulator
 from rl_lab.specs import ActionSpec
 
 TRANSITIONS = 1_000
@@ -73,6 +74,22 @@ def test_a_state_is_read_off_its_observation(name):
     spec = {"vector": {"shape": [task.observation_size]}}
     simulator = make_analytic_simulator(environment=name, observation=spec, action={"kind": task.action.kind})
     assert simulator.observe({"vector": seen.float()}).shape == state.shape
+
+
+@pytest.mark.parametrize("repeat", [1, 2])
+@pytest.mark.parametrize("name", TASKS)
+def test_evaluation_is_that_of_single_steps(name, repeat):
+    """All steps at once: the same return and weight, through episode ends."""
+    torch.manual_seed(0)
+    task = make_task(environment=name)
+    simulator = AnalyticSimulator(task, action_repeat=repeat, shaping=0.3, precision="float64")
+    state = torch.from_numpy(real_transitions(name)["state"][:40])
+    codec = ActionCodec(task.action)
+    classes = torch.randint(0, 2, (40, 6, 1)) if task.action.kind == "discrete" else torch.rand(40, 6, 1)
+    actions = codec.encode(classes).double()
+    fast, slow = simulator.evaluate(state, actions, 0.9), Simulator.evaluate(simulator, state, actions, 0.9)
+    for one, other in zip(fast, slow, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_action_repeat_adds_rewards_until_the_end():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from rl_lab.components.controllers.actors import make_actor
 from rl_lab.components.controllers.critics import ScalarCritic
 from rl_lab.components.controllers.manager import ControllerManager
 from rl_lab.components.dynamics.models import GaussianDynamics
-from rl_lab.components.dynamics.outcomes import LearnedOutcome
+from rl_lab.components.dynamics.outcomes import LearnedOutcome, Outcome
 from rl_lab.components.planners.cem import CEM
 from rl_lab.components.planners.policy_guided import PolicyGuided
 from rl_lab.errors import ConfigError
@@ -98,26 +99,42 @@ def test_updates_lower_the_losses(action):
         assert sum(row[name] for row in rows[-10:]) < sum(row[name] for row in rows[:10])
 
 
-def test_values_look_past_truncations_and_stop_at_ends():
-    """The target after a termination is the reward alone, after a truncation it goes on with the value."""
-    workflow = make_mbmpc(CONTINUOUS, discount=0.5, lambda_=0.0)
-    batch = make_batch(workflow, ends=False)
-    captured = {}
-    critic = workflow.critic
-    loss = critic.loss
+def test_values_are_the_policys_own_returns():
+    """In a model that pays 1 and goes on with probability 1/2: 1 + γ/2 + (γ/2)² V' after two steps."""
+    workflow = make_mbmpc(CONTINUOUS, discount=0.5, value_horizon=2)
+    workflow.outcome.forward = lambda before, action, after: Outcome(
+        torch.ones(len(after)), torch.full((len(after),), 0.5)
+    )
+    start = torch.randn(6, 2)
+    end = workflow.planner.simulator.rollout(start, torch.zeros(6, 2, 1)).states[-1]
+    workflow.policy.distribution = lambda params: Still(len(params))
+    value = workflow.critic.slow_mean(workflow.dynamics.features(end))
+    torch.testing.assert_close(workflow.policy_returns(start), 1 + 0.25 + 0.0625 * value)
 
-    def keep(output, target):
-        captured["target"] = target
-        return loss(output, target)
 
-    critic.loss = keep
-    batch.is_last[:, 2] = True
-    batch.is_terminal[0, 2] = True
-    workflow.behaviour_losses(batch)
-    features = workflow.dynamics.features(batch.observation["vector"])
-    value = critic.slow_mean(features)[:, 2].detach()
-    torch.testing.assert_close(captured["target"][0, 1], batch.reward[0, 2])
-    torch.testing.assert_close(captured["target"][1, 1], batch.reward[1, 2] + 0.5 * value[1])
+class Still:
+    """A policy that does nothing."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def sample(self) -> torch.Tensor:
+        return torch.zeros(self.rows, 1)
+
+
+def test_good_actions_are_imitated_more():
+    """The policy moves towards what paid more than expected, and away from what paid less."""
+    workflow = make_mbmpc(DISCRETE, batch_size=64, discount=0.0, imitation_temperature=0.5)
+    for _ in range(80):
+        batch = make_batch(workflow, ends=False)
+        reward = torch.zeros_like(batch.reward)
+        reward[:, 1:] = (batch.action[:, :-1, 0] == 2).float()
+        batch = replace(batch, reward=reward)
+        workflow.update_world_model(batch, phase=PHASE)
+        workflow.update_controller(batch, phase=PHASE)
+    features = workflow.dynamics.features(batch.observation["vector"][:, 0])
+    probabilities = workflow.policy.distribution(workflow.policy(features)).log_probs.exp().mean(0)
+    assert probabilities[2] > 0.6
 
 
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError, nearest
 from rl_lab.simulation.classic_control import TASKS, ClassicControl, Pendulum
-from rl_lab.simulation.simulator import ModelState, SimulatedStep, Simulator
+from rl_lab.simulation.simulator import Evaluation, ModelState, SimulatedStep, Simulator, discounted
 
 OBSERVATION_KEY = "vector"
 IGNORED_ARGUMENTS = frozenset({"render_mode"})  # of the environment: they change no dynamics
@@ -59,6 +59,24 @@ class AnalyticSimulator(nn.Module, Simulator):
             state = torch.where(alive[:, None] > 0, following, state)
             reward, alive = reward + alive * further, alive * goes_on
         return SimulatedStep(state, reward, alive)
+
+    def evaluate(
+        self, state: ModelState, actions: Float[Tensor, "batch horizon action"], discount: float = 1.0
+    ) -> Evaluation:
+        """The dynamics step by step, then rewards and ends of all steps at once: far fewer operations."""
+        if self.action_repeat > 1:
+            return super().evaluate(state, actions, discount)
+        horizon, states = actions.shape[1], [state]
+        for action in actions.unbind(1):
+            states.append(self.task.step(states[-1], action))
+        path = torch.stack(states, 1)
+        following = path[:, 1:].flatten(0, 1)
+        reward = self.task.reward(path[:, :-1].flatten(0, 1), actions.flatten(0, 1), following)
+        if self.shaping:
+            reward = reward - self.shaping * self.task.distance(following)
+        goes_on = (~self.task.terminated(following)).to(reward.dtype)
+        total, weight = discounted(reward.view(-1, horizon), goes_on.view(-1, horizon), discount)
+        return Evaluation(total, weight, states[-1])
 
     def _once(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         following = self.task.step(state, action)

@@ -105,9 +105,11 @@ class Pendulum(ClassicControl):
 
     def step(self, state: Tensor, action: Tensor) -> Tensor:
         theta, speed = state.unbind(-1)
-        speed = speed + (1.5 * self.gravity * theta.sin() + 3.0 * self.torque * action[:, 0]) * self.tau
-        speed = speed.clamp(-self.max_speed, self.max_speed)
-        return torch.stack([theta + self.tau * speed, speed], -1)
+        speed = torch.add(speed, theta.sin(), alpha=1.5 * self.gravity * self.tau)
+        speed = torch.add(speed, action[:, 0], alpha=3.0 * self.torque * self.tau).clamp(
+            -self.max_speed, self.max_speed
+        )
+        return torch.stack([torch.add(theta, speed, alpha=self.tau), speed], -1)
 
     def reward(self, state: Tensor, action: Tensor, following: Tensor) -> Tensor:
         theta, speed = state.unbind(-1)

@@ -14,7 +14,7 @@ from rl_lab.components.controllers.critics import Critic
 from rl_lab.components.dynamics.base import Dynamics
 from rl_lab.components.dynamics.outcomes import OutcomeModel
 from rl_lab.errors import ConfigError
-from rl_lab.simulation.simulator import ModelState, SimulatedStep, Simulator
+from rl_lab.simulation.simulator import Evaluation, ModelState, SimulatedStep, Simulator, discounted
 
 Propagation = Literal["ts1", "tsinf"]
 
@@ -66,13 +66,27 @@ class LearnedSimulator(Simulator):
             )
         return rows[:, None].expand(-1, particles, -1)
 
+    def evaluate(
+        self, state: ModelState, actions: Float[Tensor, "batch horizon action"], discount: float = 1.0
+    ) -> Evaluation:
+        """The dynamics step by step, then rewards and ends of all steps at once: far fewer operations."""
+        horizon, states = actions.shape[1], [state]
+        for action in actions.unbind(1):
+            states.append(self._following(states[-1], action))
+        path = torch.stack([part.flatten(0, -2) for part in states], 1)
+        reward, goes_on = self.outcome(path[:, :-1].flatten(0, 1), actions.flatten(0, 1), path[:, 1:].flatten(0, 1))
+        total, weight = discounted(reward.view(-1, horizon), goes_on.view(-1, horizon), discount)
+        return Evaluation(total, weight, states[-1])
+
     def step(self, state: ModelState, action: Float[Tensor, "batch action"]) -> SimulatedStep:
-        if state.ndim == 2:
-            following = self.dynamics.expect(state, action)
-            return SimulatedStep(following, *self.outcome(state, action, following))
-        following = self._each_by_its_member(state, action.view(*state.shape[:2], -1))
-        reward, continuation = self.outcome(state.flatten(0, 1), action, following.flatten(0, 1))
+        following = self._following(state, action)
+        reward, continuation = self.outcome(state.flatten(0, -2), action, following.flatten(0, -2))
         return SimulatedStep(following, reward, continuation)
+
+    def _following(self, state: Tensor, action: Tensor) -> Tensor:
+        if state.ndim == 2:
+            return self.dynamics.expect(state, action)
+        return self._each_by_its_member(state, action.view(*state.shape[:2], -1))
 
     def _each_by_its_member(self, state: Tensor, action: Tensor) -> Tensor:
         """Particle k follows member k mod members, or, in another order at each step, any."""

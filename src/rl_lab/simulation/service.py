@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rl_lab.errors import ConfigError
-from rl_lab.simulation.simulator import ModelState, Policy, Rollout, SimulatedStep, Simulator
+from rl_lab.simulation.simulator import Evaluation, ModelState, Policy, Rollout, SimulatedStep, Simulator
 
 
 class SimulatorService:
@@ -63,6 +63,11 @@ class SimulatorService:
 
     def policy(self, state: ModelState) -> Float[Tensor, "batch action"]:
         return self.simulator.policy(state)
+
+    def evaluate(
+        self, state: ModelState, actions: Float[Tensor, "batch horizon action"], discount: float = 1.0
+    ) -> Evaluation:
+        return self.simulator.evaluate(state, actions, discount)
 
     def rollout(
         self,

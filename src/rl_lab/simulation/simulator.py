@@ -32,6 +32,14 @@ class Rollout(NamedTuple):
     continuation: Float[Tensor, "batch horizon"]
 
 
+class Evaluation(NamedTuple):
+    """What a stretch of actions is worth."""
+
+    total: Float[Tensor, " batch"]  # discounted rewards, each with the probability that the episode lasts until then
+    weight: Float[Tensor, " batch"]  # what anything after it counts
+    state: ModelState  # after the last action
+
+
 class Simulator(ABC):
     """A model to plan in. Batched: candidates × environments, flattened into one leading dimension.
 
@@ -64,6 +72,17 @@ class Simulator(ABC):
         The particles of a candidate follow each other. A model that is uncertain may let each go its own way.
         """
         return map_state(lambda tensor: tensor.repeat_interleave(candidates * particles, 0), state)
+
+    def evaluate(
+        self, state: ModelState, actions: Float[Tensor, "batch horizon action"], discount: float = 1.0
+    ) -> Evaluation:
+        """Follow given actions and keep nothing but what they are worth: the inner loop of every planner."""
+        total, weight = torch.zeros_like(actions[:, 0, 0]), torch.ones_like(actions[:, 0, 0])
+        for time in range(actions.shape[1]):
+            state, reward, continuation = self.step(state, actions[:, time])
+            total = total + weight * reward
+            weight = weight * continuation * discount
+        return Evaluation(total, weight, state)
 
     def value(self, state: ModelState) -> Float[Tensor, " batch"]:
         """Expected return from a state on, where the model knows one (`has_value`)."""
@@ -100,6 +119,14 @@ class Simulator(ABC):
             rewards.append(reward)
             continuations.append(continuation)
         return Rollout(states, torch.stack(taken, 1), torch.stack(rewards, 1), torch.stack(continuations, 1))
+
+
+def discounted(
+    reward: Float[Tensor, "batch horizon"], continuation: Float[Tensor, "batch horizon"], discount: float
+) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """`total` and `weight` of an Evaluation, from all steps at once."""
+    weight = (continuation * discount).cumprod(1)
+    return reward[:, 0] + (weight[:, :-1] * reward[:, 1:]).sum(1), weight[:, -1]
 
 
 def map_state(function: Callable[[Tensor], Tensor], state: ModelState) -> ModelState:

@@ -17,7 +17,7 @@ from rl_lab.components.controllers.critics import Critic
 from rl_lab.components.dynamics.base import Dynamics
 from rl_lab.components.dynamics.outcomes import OutcomeModel
 from rl_lab.components.planners.base import Plan
-from rl_lab.components.return_computers import gae, live_discount
+from rl_lab.components.return_computers import live_discount
 from rl_lab.errors import ConfigError
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.flat_adam import FlatAdam
@@ -51,11 +51,11 @@ class MBMPC(MPC):
     def __init__(
         self,
         *,
-        batch_size: int = 32,  # sequences
-        sequence_length: int = 9,  # records: one transition less
+        batch_size: int = 128,  # sequences
+        sequence_length: int = 2,  # records: one transition less
         train_every: float = 1.0,  # env steps for each update, where the phases do not say
         discount: float = 0.99,
-        lambda_: float = 0.95,
+        value_horizon: int = 10,  # steps that the policy is followed in the model for the critic's targets
         imitation_temperature: float = 1.0,  # of the advantages, in deviations, by which actions are imitated
         propagation: Propagation = "tsinf",
         exploration: float = 0.0,  # while training: deviation of the noise, or share of random discrete actions
@@ -65,13 +65,13 @@ class MBMPC(MPC):
                 f"sequence_length={sequence_length}, train_every={train_every}: expected at least 2 records (one "
                 "transition) and more than 0 env steps."
             )
-        if not 0.0 <= discount <= 1.0 or not 0.0 <= lambda_ <= 1.0 or imitation_temperature <= 0.0:
+        if not 0.0 <= discount <= 1.0 or value_horizon < 1 or imitation_temperature <= 0.0:
             raise ConfigError(
-                f"discount={discount}, lambda_={lambda_}, imitation_temperature={imitation_temperature}: expected from "
-                "0 to 1 of the first two, and a temperature above 0."
+                f"discount={discount}, value_horizon={value_horizon}, imitation_temperature={imitation_temperature}: "
+                "expected a discount from 0 to 1, at least one step, and a temperature above 0."
             )
         self.batch_size, self.sequence_length, self.train_every = batch_size, sequence_length, train_every
-        self.discount, self.lambda_, self.imitation_temperature = discount, lambda_, imitation_temperature
+        self.discount, self.value_horizon, self.imitation_temperature = discount, value_horizon, imitation_temperature
         self.propagation: Propagation = propagation
         self.exploration = exploration
 
@@ -149,14 +149,14 @@ class MBMPC(MPC):
     # The policy and its value -----------------------------------------------------------------------------------------
 
     def update_controller(self, batch: SequenceBatch, *, phase: PhaseView) -> TensorMetrics:
-        """One gradient step of the critic towards λ-returns of what happened, and of the policy towards what was done
-        where it turned out better than expected."""
+        """One gradient step of the critic towards what the policy gets in the model, and of the policy towards what was
+        done where it turned out better than expected."""
         if self.behaviour_optimizer is None or self.critic is None:
             raise ConfigError(
                 "update_controller: this experiment has no policy and critic to train. Add controllers.policy, "
                 "controllers.critic and optimizers.behaviour (see +experiment=mbmpc), or take the hook out."
             )
-        losses = self.behaviour_losses(batch)
+        losses = self.behaviour_losses(self.transitions(batch))
         loss = losses["value"] + losses["policy"]
         self.behaviour_optimizer.zero_grad()
         loss.backward()
@@ -166,8 +166,9 @@ class MBMPC(MPC):
         metrics |= {"value": losses["mean_value"], "entropy": losses["entropy"]}
         return TensorMetrics.pack(metrics | {"optimizer/grad_norm": self.behaviour_optimizer.last_grad_norm})
 
-    def behaviour_losses(self, batch: SequenceBatch) -> dict[str, Tensor]:
-        """R = λ-return of the rewards that came, with the slow critic's values; A = R - V.
+    def behaviour_losses(self, seen: Transitions) -> dict[str, Tensor]:
+        """R = what the policy earns in the model from a state that was seen, then the slow critic's value.
+        A = r + γ c V'(s') - V'(s) of the transition that happened.
 
         value: the critic's loss towards R. policy: -exp(A / (τ·std A)) ln π(a | s) (advantage-weighted regression): the
         planner's actions are imitated, the good ones more.
@@ -175,29 +176,41 @@ class MBMPC(MPC):
         policy, critic = self.policy, self.critic
         assert policy is not None
         assert critic is not None
-        features = self.dynamics.features(self.dynamics.vector.join(batch.observation))
-        action = self.codec.encode(batch.action)[:, :-1]
-        weight = (~batch.is_last[:, :-1]).float()
+        features = self.dynamics.features(seen.observation)
+        weight = seen.valid.float()
         total = weight.sum().clamp(min=1.0)
         with torch.no_grad():
-            slow = critic.slow_mean(features)
-            live = live_discount(batch.is_terminal, self.discount)
-            advantage, target = gae(batch.reward, live, batch.is_last, slow, self.lambda_)
+            target = self.policy_returns(seen.observation)
+            live = live_discount(seen.is_terminal, self.discount)
+            following = critic.slow_mean(self.dynamics.features(seen.following))
+            advantage = seen.reward + live * following - critic.slow_mean(features)
             center = (weight * advantage).sum() / total
             spread = ((weight * (advantage - center).square()).sum() / total).sqrt().clamp(min=1e-6)
             imitation = ((advantage - center) / (self.imitation_temperature * spread)).exp().clamp(max=MAX_WEIGHT)
-        output = critic(features[:, :-1])
-        distribution = policy.distribution(policy(features[:, :-1]))
+        output = critic(features)
+        distribution = policy.distribution(policy(features))
         return {
             "value": (weight * critic.loss(output, target)).sum() / total,
-            "policy": -(weight * imitation * distribution.log_prob(action)).sum() / total,
+            "policy": -(weight * imitation * distribution.log_prob(seen.action)).sum() / total,
             "mean_value": (weight * critic.mean(output)).sum() / total,
             "entropy": (weight * distribution.entropy()).sum() / total,
         }
 
+    @torch.no_grad()
+    def policy_returns(self, observation: Tensor) -> Tensor:
+        """Follow the policy in the model for `value_horizon` steps from each observation [rows, observation]: what it
+        earns, and what the slow critic expects from there. It is the present policy's, however old the data are."""
+        assert self.critic is not None
+        rollout = self.planner.simulator.rollout(observation, None, self.value_horizon)
+        value = self.critic.slow_mean(self.dynamics.features(rollout.states[-1]))
+        for reward, goes_on in zip(rollout.reward.unbind(1)[::-1], rollout.continuation.unbind(1)[::-1], strict=True):
+            value = reward + self.discount * goes_on * value
+        return value
+
     def batch_losses(self, batch: SequenceBatch) -> Mapping[str, Tensor]:
-        losses: dict[str, Any] = self.model_losses(self.transitions(batch))
+        seen = self.transitions(batch)
+        losses: dict[str, Any] = self.model_losses(seen)
         if self.policy is not None and self.critic is not None:
-            behaviour = self.behaviour_losses(batch)
+            behaviour = self.behaviour_losses(seen)
             losses |= {name: behaviour[name] for name in ("value", "policy")}
         return losses

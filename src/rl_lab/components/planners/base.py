@@ -123,14 +123,11 @@ class Planner(nn.Module, ABC):
         A return that is NaN or infinite counts as -inf: such a candidate never wins.
         """
         simulator = self.simulator
-        envs, count, horizon, _ = candidates.shape
-        state = simulator.spread(state, count, self.particles)
-        actions = candidates.flatten(0, 1).repeat_interleave(self.particles, 0)
-        total, weight = torch.zeros_like(actions[:, 0, 0]), torch.ones_like(actions[:, 0, 0])
-        for time in range(horizon):
-            state, reward, continuation = simulator.step(state, actions[:, time])
-            total = total + weight * reward
-            weight = weight * continuation * self.discount
+        envs, count = candidates.shape[:2]
+        actions = candidates.flatten(0, 1)
+        actions = actions.repeat_interleave(self.particles, 0) if self.particles > 1 else actions
+        start = simulator.spread(state, count, self.particles)
+        total, weight, state = simulator.evaluate(start, actions, self.discount)
         if simulator.has_value and self.bootstrap != "never":
             total = total + weight * simulator.value(state)
         mean = total.view(envs, count, self.particles).mean(-1)
