@@ -13,7 +13,7 @@ from rl_lab.environments import make_vector_env
 from rl_lab.environments.base import VectorEnv
 from rl_lab.experiment.validation import Settings
 from rl_lab.metrics.planning import write_planning
-from rl_lab.orchestration.randomness import forked_random
+from rl_lab.orchestration.randomness import forked_random, get_random_state, set_random_state
 from rl_lab.records import PlannedDecision, PlannedEpisode
 from rl_lab.simulation.simulator import ModelState
 from rl_lab.workflows.base import Workflow
@@ -47,9 +47,9 @@ def play_planned(workflow: Workflow, envs: VectorEnv) -> PlannedEpisode:
     expected, rewards, seen, fans = [], [], [], {}
     is_terminal = False
     for step in range(MAX_DECISIONS):
-        before = torch.get_rng_state()
+        before = get_random_state()
         plan, start = workflow.plan(current.observation, state)
-        torch.set_rng_state(before)  # so that acting makes this very plan
+        set_random_state(before)  # so that acting makes this very plan
         action, state = workflow.act(current.observation, state, mode="eval")
         expected.append(float(plan.value[0]))
         if key is not None:

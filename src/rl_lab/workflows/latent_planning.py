@@ -22,6 +22,7 @@ from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.capture import CapturedStep, compile_block
 from rl_lab.nn.flat_adam import FlatAdam
 from rl_lab.records import OBSERVATION_PREFIX, BatchSpec, CollectResult, Observation, SequenceBatch
+from rl_lab.simulation.simulator import ModelState
 from rl_lab.simulation.tdmpc import TDMPCSimulator, reduce_pair
 from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import PhaseView, WorkflowContext
@@ -118,6 +119,12 @@ class LatentPlanning(Workflow):
         outputs = self._choose(inputs | state, mode)
         action = self.codec.decode(outputs["action"]).cpu().numpy()
         return action, {name: outputs[name].clone() if self.context.compile else outputs[name] for name in state}
+
+    @torch.no_grad()
+    def plan(self, observation: Observation, state: AgentState) -> tuple[Plan, ModelState]:
+        seen = {key: torch.as_tensor(value, device=self.context.device) for key, value in observation.items()}
+        latent = self.simulator.observe(seen)
+        return self.planner.plan(latent, state), latent
 
     def _choose(self, inputs: dict[str, Tensor], mode: Mode) -> dict[str, Tensor]:
         if not self.context.compile:

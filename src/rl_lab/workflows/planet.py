@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.planners.base import Planner
+from rl_lab.components.planners.base import Plan, Planner
 from rl_lab.components.predictors import ContinuePredictor
 from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.errors import ConfigError, nearest
@@ -220,7 +220,13 @@ class PlaNet(LatentWorkflow):
         outputs = self._plain_act_eval(inputs)
         return outputs | {"action": self._explored(outputs["action"])}
 
-    def _plain_act_eval(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    @torch.no_grad()
+    def plan(self, observation: Observation, state: AgentState) -> tuple[Plan, LatentState]:
+        device = self.context.device
+        inputs = {OBSERVATION_PREFIX + key: torch.as_tensor(value, device=device) for key, value in observation.items()}
+        return self._planned(inputs | state)
+
+    def _planned(self, inputs: dict[str, Tensor]) -> tuple[Plan, LatentState]:
         size = len(OBSERVATION_PREFIX)
         observation = {name[size:]: value for name, value in inputs.items() if name.startswith(OBSERVATION_PREFIX)}
         previous = LatentState(inputs["deter"], inputs["stoch"], inputs.get("memory"))
@@ -228,10 +234,14 @@ class PlaNet(LatentWorkflow):
         with self.context.autocast():
             latent = self.model.observe(observation, previous=previous, action=inputs["action"])
             plan = self.planner.plan(latent, memory or self.planner.initial_memory(len(inputs["deter"])))
+        return plan, latent
+
+    def _plain_act_eval(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        plan, latent = self._planned(inputs)
         outputs = {"deter": latent.deter.float(), "stoch": latent.stoch.float(), "action": plan.action.float()}
         if latent.memory is not None:
             outputs["memory"] = latent.memory.float()
-        return outputs | ({PLAN + name: value for name, value in plan.memory.items()} if memory else {})
+        return outputs | {PLAN + name: value for name, value in plan.memory.items() if PLAN + name in inputs}
 
     def _explored(self, action: Tensor) -> Tensor:
         """Noise while data is collected: added and clipped, or, for classes, a random action now and then."""
