@@ -43,7 +43,10 @@ def contents() -> dict[str, str]:
     """Every part that can be marked, by name."""
     sections: dict[str, type] = {**SECTIONS, "environment": EnvironmentSettings, "atari": AtariSettings}
     parts = {f"settings {name}": settings_table(cls) for name, cls in sections.items()}
-    parts |= {"scores": scores_table(ROOT / "results"), "speed": speed_table(ROOT / "results" / "speed")}
+    speed = ROOT / "results" / "speed"
+    parts |= {"scores": scores_table(ROOT / "results"), "speed": speed_table(speed)}
+    parts |= {"speed cpu": cpu_table(speed / "dreamer_v3_cpu.json")}
+    parts |= {"speed atari": atari_table(speed / "dreamer_v3_atari.json")}
     return parts | {"cartpole": experiment_file("dreamer_v3_cartpole")}
 
 
@@ -152,6 +155,39 @@ def speed_table(folder: Path) -> str:
         return "No speed is recorded yet."
     head = ["Size", "Observation", "Batch", "Device", "Update", "Kernels", "GPU busy", "Warm-up", "Act, 1 / 16 envs"]
     return _table([*head, "Peak GPU memory"], rows)
+
+
+def cpu_table(path: Path) -> str:
+    """What benchmarks/dreamer_v3_cpu.py wrote: milliseconds of wall time, and how many times as fast as sheeprl."""
+    rows = []
+    for row in _rows(path):
+        sizes, peers = row["sizes"], ("dreamer_v3", "dreamer_v3_5")
+        line = [f"{sizes['batch']} × {sizes['length']}", str(row["threads"]), f"{row['rl_lab']['ms']:.0f} ms"]
+        for peer in peers:
+            line.append(f"{row[peer]['ms']:.0f} ms (×{row[f'times_as_fast_as_{peer}']:.2f})")
+        rows.append(line)
+    head = ["Batch", "Threads", "RL Lab", "sheeprl `dreamer_v3`", "sheeprl `dreamer_v3_5`"]
+    return _table(head, rows) if rows else "Not recorded yet."
+
+
+def atari_table(path: Path) -> str:
+    """What benchmarks/atari_throughput.py wrote."""
+    rows = [
+        [
+            str(row["num_envs"]),
+            "yes" if row["overlap"] else "no",
+            row["backend"],
+            f"{row['env_steps_per_s']:.0f}",
+            f"{row['updates_per_s']:.1f}",
+        ]
+        for row in _rows(path)
+    ]
+    head = ["Environments", "Overlap", "Back end", "Env steps / s", "Updates / s"]
+    return _table(head, rows) if rows else "Not recorded yet."
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
 
 
 def _by_number(path: Path) -> list[int | str]:
