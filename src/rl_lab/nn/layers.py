@@ -153,7 +153,7 @@ class PooledConv(Conv):
         # Of equal ones the first gets the gradient, as in max-pooling.
         largest = phases.detach().argmax(-2, keepdim=True).to(torch.uint8)
         others = largest != torch.arange(4, dtype=torch.uint8, device=x.device).unsqueeze(-1)
-        return phases.masked_fill(others, 0.0).sum(-2) + self.bias
+        return phases.masked_fill(others, 0.0).sum(-2, dtype=phases.dtype) + self.bias.to(phases.dtype)
 
 
 def _spare_channels(x: Tensor, channels: int) -> int:
