@@ -200,6 +200,8 @@ def test_known_rewards_are_the_tasks():
     assert seen.continuation.tolist() == [1.0, 1.0]
     with pytest.raises(ConfigError, match="observations of 3 numbers, the agent sees 2"):
         outcome(state, action, following)
+    with pytest.raises(ConfigError, match="action_repeat=2"):
+        KnownOutcome(environment="Pendulum-v1", action_repeat=2)
 
 
 def test_rewards_and_ends_are_learned():

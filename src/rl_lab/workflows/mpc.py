@@ -58,7 +58,8 @@ class MPC(Workflow):
         rollout = simulator.rollout(start, self.codec.encode(batch.action)[:, last:-1])
         seen = [simulator.observation(state) for state in rollout.states[1:]]
         imagined, first = {}, batch.reward[:, :context]
-        for key, value in batch.observation.items():
+        for key in (key for key, spec in self.context.observation_spec.items() if spec.kind == "vector"):
+            value = batch.observation[key]
             ahead = torch.stack([parts[key] for parts in seen], 1)
             imagined[key] = torch.cat([value[:, :context].to(ahead.dtype), ahead], 1).cpu().numpy()
         goes_on = torch.cat([torch.ones_like(first), rollout.continuation.cumprod(1).float()], 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -58,9 +58,15 @@ class KnownOutcome(OutcomeModel):
         environment: str,
         kwargs: Mapping[str, Any] | None = None,
         normalize_actions: bool = True,
+        action_repeat: int | Literal["auto"] = "auto",
         shaping: float = 0.0,
     ) -> None:
         super().__init__()
+        if action_repeat not in ("auto", 1):
+            raise ConfigError(
+                f"environment.action_repeat={action_repeat}: the known reward is that of single frames. Use "
+                "action_repeat=1, or learn it: components/outcomes@components.outcome=learned."
+            )
         self.task, self.shaping = (
             make_task(environment=environment, kwargs=kwargs, normalize_actions=normalize_actions),
             shaping,
