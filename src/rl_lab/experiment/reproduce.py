@@ -134,7 +134,8 @@ def _write(
         assert run is not None
         curve = curve_file(run, results / "curves" / f"{experiment}-s{plan.seed}.csv")
         rows[plan.seed] = result_row(run, plan.seed, scores[plan.seed], curve.relative_to(results).as_posix())
-    config = {**prepared.config, "experiment": {**prepared.config["experiment"], "seed": None}}
+    config = {name: section for name, section in prepared.config.items() if name != "run_root"}
+    config["experiment"] = {**config["experiment"], "seed": None}
     write_results(path, experiment=experiment, overrides=overrides, protocol=protocol, config=config, rows=rows)
     return path
 
