@@ -68,7 +68,7 @@ class TransformerSSM(CategoricalModel):
         if not 2 <= window <= LONGEST_WINDOW:
             raise ConfigError(
                 f"window={window}: the transformer must see at least 2 and can see at most {LONGEST_WINDOW} steps. "
-                "Set components.rssm.window (by default it is workflow.sequence_length)."
+                "Set components.rssm.window (by default it is half of workflow.sequence_length)."
             )
         self.deter, self.window = deter, window
         self.token = NormedLinear(self.stoch_size + action_size, deter)
