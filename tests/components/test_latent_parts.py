@@ -118,7 +118,7 @@ def test_ensemble_equals_a_loop_over_its_members() -> None:
     for member in range(3):
         y = x
         for place, layer in enumerate(ensemble.layers):
-            y = y @ layer.weight[member] + layer.bias[member]
+            y = y @ layer.linear.weight[member] + layer.linear.bias[member]
             if place < 2:
                 y = y * keep[member] if place == 0 else y
                 y = F.mish(F.layer_norm(y, (16,), layer.scale[member, 0], layer.shift[member, 0]))
@@ -130,7 +130,7 @@ def test_ensemble_equals_a_loop_over_its_members() -> None:
 def test_frozen_values_pass_the_gradient_on() -> None:
     q = QEnsemble(latent_size=8, action_size=2, members=3, units=8)
     with torch.no_grad():
-        q.online.layers[-1].weight.normal_()
+        q.online.layers[-1].linear.weight.normal_()
     action = torch.rand(4, 2, requires_grad=True)
     q.mean(q(torch.rand(4, 8), action, members=q.draw_pair(), frozen=True)).sum().backward()
     assert bool(action.grad.abs().sum() > 0)
@@ -144,7 +144,7 @@ def test_first_predictions_are_zero_and_weights_small() -> None:
     latent, action = torch.rand(3, 16), torch.rand(3, 2)
     assert not model.reward_mean(model.step(latent, action).reward).any()
     assert not q.mean(q(latent, action)).any()
-    for weight in (model.trunks.layers[1].weight, q.online.layers[1].weight):
+    for weight in (model.trunks.layers[1].linear.weight, q.online.layers[1].linear.weight):
         assert float(weight.detach().std()) == pytest.approx(0.02, rel=0.05)
     policy = make_latent_policy(action=ActionSpec("continuous", (2,)), latent_size=16)
     assert bool(policy(latent).any())
@@ -160,10 +160,10 @@ def test_old_layers_are_those_of_tdmpc() -> None:
     q = QEnsemble(latent_size=4, action_size=1, members=2, units=8, bins=1, dropout=0.0, style="tdmpc")
     layers = q.online.layers
     with torch.no_grad():
-        layers[2].weight.normal_()
+        layers[2].linear.weight.normal_()
     z, a = torch.randn(3, 4), torch.rand(3, 1)
-    y = torch.tanh(F.layer_norm(torch.cat([z, a], -1) @ layers[0].weight[1], (8,)))
-    y = F.elu(y @ layers[1].weight[1]) @ layers[2].weight[1]
+    y = torch.tanh(F.layer_norm(torch.cat([z, a], -1) @ layers[0].linear.weight[1], (8,)))
+    y = F.elu(y @ layers[1].linear.weight[1]) @ layers[2].linear.weight[1]
     torch.testing.assert_close(q.mean(q(z, a))[1], y[:, 0])
 
 

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError, nearest
+from rl_lab.nn.member_mlp import MemberLinear
 
 Style = Literal["tdmpc", "tdmpc2"]
 WEIGHT_STD = 0.02
@@ -140,9 +141,8 @@ class EnsembleLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.activation = activation
-        self.weight = nn.Parameter(torch.empty(members, inputs, outputs))
-        self.bias = nn.Parameter(torch.zeros(members, 1, outputs))
-        init_weight_(self.weight, style, zero=zero)
+        self.linear = MemberLinear(members, inputs, outputs)
+        init_weight_(self.linear.weight, style, zero=zero)
         self.scale = nn.Parameter(torch.ones(members, 1, outputs)) if norm else None
         self.shift = nn.Parameter(torch.zeros(members, 1, outputs)) if norm else None
 
@@ -155,17 +155,15 @@ class EnsembleLayer(nn.Module):
         frozen: bool = False,
     ) -> Float[Tensor, "chosen rows outputs"]:
         """Each member on its own rows. `keep` multiplies what is dropped out by 0, and what is not by what makes up for
-        it; `members` picks some; `frozen` lets the gradient through to `x`, but not into the weights."""
-
-        def own(part: Tensor) -> Tensor:
-            part = part.detach() if frozen else part
-            return part if members is None else part.index_select(0, members)
-
-        x = torch.baddbmm(own(self.bias), x, own(self.weight))
+        it; `members` and `frozen` as for the linear layer."""
+        x = self.linear(x, members, frozen=frozen)
         if keep is not None:
             x = x * keep
         if self.scale is not None and self.shift is not None:
-            x = torch.addcmul(own(self.shift), F.layer_norm(x, x.shape[-1:]), own(self.scale))
+            scale, shift = (self.scale.detach(), self.shift.detach()) if frozen else (self.scale, self.shift)
+            if members is not None:
+                scale, shift = scale[members], shift[members]
+            x = torch.addcmul(shift, F.layer_norm(x, x.shape[-1:]), scale)
         return x if self.activation is None else ACTIVATIONS[self.activation](x)
 
 

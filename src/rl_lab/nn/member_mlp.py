@@ -22,12 +22,17 @@ class MemberLinear(nn.Module):
         nn.init.trunc_normal_(self.weight, std=std, a=-2 * std, b=2 * std)
 
     def forward(
-        self, x: Float[Tensor, "members rows inputs"], members: Int[Tensor, " members"] | None = None
+        self,
+        x: Float[Tensor, "members rows inputs"],
+        members: Int[Tensor, " members"] | None = None,
+        *,
+        frozen: bool = False,
     ) -> Float[Tensor, "members rows outputs"]:
-        """`members`: which of them, where not all."""
+        """`members`: which of them, where not all. `frozen`: the gradient goes through, but not into the weights."""
+        weight, bias = (self.weight.detach(), self.bias.detach()) if frozen else (self.weight, self.bias)
         if members is None:
-            return torch.baddbmm(self.bias, x, self.weight)
-        return torch.baddbmm(self.bias[members], x, self.weight[members])
+            return torch.baddbmm(bias, x, weight)
+        return torch.baddbmm(bias[members], x, weight[members])
 
 
 class MemberMLP(nn.Module):

@@ -94,7 +94,7 @@ class LatentPlanning(Workflow):
         self.planner.attach(context.simulator)
         self._metric_names: tuple[str, ...] = ()
         self._step: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self._train_step
-        self._captured_acts: dict[tuple[Any, ...], CapturedStep] = {}
+        self._act_graphs: dict[tuple[Any, ...], CapturedStep] = {}
         if context.compile:
             self.simulator.compile_blocks()
             self._compile()
@@ -114,11 +114,12 @@ class LatentPlanning(Workflow):
     @torch.no_grad()
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
         """Plan, and take the first action; `train` adds noise as wide as the planner was unsure."""
-        device = self.context.device
-        inputs = {OBSERVATION_PREFIX + key: torch.as_tensor(value, device=device) for key, value in observation.items()}
-        outputs = self._choose(inputs | state, mode)
-        action = self.codec.decode(outputs["action"]).cpu().numpy()
-        return action, {name: outputs[name].clone() if self.context.compile else outputs[name] for name in state}
+        seen = {OBSERVATION_PREFIX + key: torch.as_tensor(value) for key, value in observation.items()}
+        if self.context.compile:
+            outputs = self._captured_act(seen | state, mode)
+        else:
+            outputs = self._act({key: value.to(self.context.device) for key, value in seen.items()} | state, mode)
+        return outputs.pop("action").cpu().numpy(), outputs
 
     @torch.no_grad()
     def plan(self, observation: Observation, state: AgentState) -> tuple[Plan, ModelState]:
@@ -126,26 +127,28 @@ class LatentPlanning(Workflow):
         latent = self.simulator.observe(seen)
         return self.planner.plan(latent, state), latent
 
-    def _choose(self, inputs: dict[str, Tensor], mode: Mode) -> dict[str, Tensor]:
-        if not self.context.compile:
-            return self._plan_step(inputs, mode)
+    def _captured_act(self, inputs: dict[str, Tensor], mode: Mode) -> dict[str, Tensor]:
+        """`_act` as a CUDA graph."""
         kind = self._plan_kind(len(next(iter(inputs.values()))), mode)
-        if kind not in self._captured_acts:
-            self._captured_acts[kind] = CapturedStep(lambda given: self._plan_step(given, mode), list)
-        return self._captured_acts[kind](inputs)
+        if kind not in self._act_graphs:
+            self._act_graphs[kind] = CapturedStep(lambda given: self._act(given, mode), list)
+        # The next call overwrites the graph's outputs; a state belongs to the caller.
+        return {name: value.clone() for name, value in self._act_graphs[kind](inputs).items()}
 
     def _plan_kind(self, num_envs: int, mode: Mode) -> tuple[Any, ...]:
         """What the shapes of a decision depend on: there is a graph for each."""
         return num_envs, mode
 
-    def _plan_step(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
+    def _act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
+        """From observation and memory to the action, as the environment takes it, and the next memory."""
         observation, memory = _split(inputs)
         latent = self.simulator.observe(observation)
         if self.act_with == "policy":
             action = self.simulator.policy(latent) if mode == "train" else self.policy.mode(latent)
-            return memory | {"action": action}
+            return memory | {"action": self.codec.decode(action)}
         plan = self.planner.plan(latent, memory)
-        return plan.memory | {"action": plan.action if mode == "eval" else self._explore(plan)}
+        action = plan.action if mode == "eval" else self._explore(plan)
+        return plan.memory | {"action": self.codec.decode(action)}
 
     def _explore(self, plan: Plan) -> Float[Tensor, "env action"]:
         """Continuous entries move by the planner's final deviation, discrete ones are random now and then."""
