@@ -13,6 +13,9 @@ import torch
 import torch.nn.functional as F
 from tdmpc_parts import CONTINUOUS, DISCRETE, IMAGE, make_batch, make_workflow, randomize
 
+from rl_lab.components.planners.cem import CEM
+from rl_lab.components.planners.gradient import GradientPlanner
+from rl_lab.components.planners.mppi import MPPI
 from rl_lab.errors import ConfigError, DataError
 from rl_lab.experiment.train import run_training
 from rl_lab.nn.math import symexp, symlog
@@ -231,6 +234,19 @@ def test_planning_finds_the_better_discrete_action() -> None:
         workflow.update(batch, phase=PHASE)
     chosen, _ = workflow.act({"vector": states[:, 0].numpy()}, workflow.initial_state(8), mode="eval")
     assert (chosen == 2).mean() >= 0.75
+
+
+@pytest.mark.parametrize("planner", [CEM, MPPI, GradientPlanner])
+def test_any_planner_plans_in_the_latent(planner) -> None:
+    """Its simulator steps, values and differentiates like any other."""
+    workflow = make_workflow()
+    randomize(workflow.model, workflow.q)
+    other = planner(action=CONTINUOUS, horizon=2, discount=0.9)
+    other.attach(workflow.simulator)
+    latent = workflow.simulator.observe({"vector": torch.randn(3, 4)})
+    plan = other.plan(latent.detach(), other.initial_memory(3))
+    assert plan.action.shape == (3, 2)
+    assert bool(plan.value.isfinite().all())
 
 
 def test_acting_with_the_policy_is_greedy_in_evaluation() -> None:

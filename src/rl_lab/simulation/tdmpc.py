@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -35,7 +35,7 @@ class TDMPCSimulator(Simulator):
         policy: LatentPolicy,
         q: QEnsemble,
         pair: Literal["mean", "min"] = "mean",  # what is made of the two
-        autocast: Callable[[], AbstractContextManager] = torch.no_grad,
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
     ) -> None:
         self.encoder, self.model, self.prior, self.q = encoder, model, policy, q
         self.pair, self.autocast = pair, autocast
@@ -91,7 +91,8 @@ class TDMPCSimulator(Simulator):
 
 def _plain(tensor: Tensor) -> Tensor:
     """Contiguous and no view of another: the compiler would make a version of its own for each kind of view."""
-    return tensor.contiguous().detach()
+    tensor = tensor.contiguous()
+    return tensor if torch.is_grad_enabled() else tensor.detach()
 
 
 def reduce_pair(values: Float[Tensor, " 2 *rest"], how: Literal["mean", "min"]) -> Float[Tensor, "*rest"]:
