@@ -17,7 +17,7 @@ import torch
 from rl_lab.data_sources.base import SourceContext
 from rl_lab.data_sources.replay import SequenceReplay
 from rl_lab.experiment.config import compose, resolve
-from rl_lab.experiment.device import resolve_device, resolve_precision
+from rl_lab.experiment.device import resolve_device, resolve_precision, set_threads
 from rl_lab.experiment.dims import fill_dims
 from rl_lab.experiment.model import build_model
 from rl_lab.experiment.parts import build_optimizers
@@ -34,6 +34,7 @@ FLAGS = ("is_first", "is_last", "is_terminal")
 def make_workflow(size: str, state: int, actions: int, *, precision: str, compile_: bool) -> TDMPC2:
     """The workflow as `rl-lab train +experiment=tdmpc2 components.model.episodic=false` builds it."""
     device = resolve_device("auto")
+    set_threads("auto", device)
     config = compose(["+experiment=tdmpc2", f"size={size}", "components.model.episodic=false"])
     observation = {"vector": ObservationSpec("vector", (state,), "float32")}
     fill_dims(config, observation, ActionSpec("continuous", (actions,)), 500)
@@ -91,7 +92,7 @@ def timed(name: str, function: Callable[[], object], *, repeats: int) -> dict[st
         synchronize()
         times.append(time.perf_counter() - start)
     middle = sorted(times)[len(times) // 2]
-    return {f"{name}_ms": 1e3 * middle, f"{name}s_per_s": 1.0 / middle, f"{name}_first_s": first}
+    return {f"{name}_ms": 1e3 * middle, f"{name}_per_s": 1.0 / middle, f"{name}_first_s": first}
 
 
 def kernels(name: str, function: Callable[[], object]) -> dict[str, float]:
@@ -172,7 +173,7 @@ def main() -> None:
     figures |= timed("plan", planning(workflow, 1), repeats=arguments.repeats)
     figures["warmup_s"] = time.perf_counter() - start
     figures |= timed("plan_16_envs", planning(workflow, 16), repeats=arguments.repeats)
-    figures["plan_16_over_1"] = figures["plan_16_envs_ms"] / figures["plan_ms"]
+    figures["plan_16_envs_over_1"] = figures["plan_16_envs_ms"] / figures["plan_ms"]
     figures["decisions_per_s_16_envs"] = end_to_end(workflow, 16, seconds=arguments.seconds)
     if torch.cuda.is_available():
         figures |= kernels("update", update) | kernels("plan", planning(workflow, 1))
