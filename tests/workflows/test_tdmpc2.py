@@ -335,3 +335,11 @@ def test_resumed_run_equals_uninterrupted_run(tmp_path: Path) -> None:
         ])  # fmt: skip
     assert rows[0]
     assert rows[0] == rows[1]
+
+
+@pytest.mark.learning
+def test_cartpole_is_solved(tmp_path: Path) -> None:
+    """The tuned experiment keeps its gate: discrete actions, and episodes that end."""
+    outcome = run_training(["+experiment=tdmpc2_cartpole", *QUIET, f"run_root={tmp_path}"])
+    assert outcome.code == 0
+    assert json.loads((outcome.folder / "summary.json").read_text())["eval/return_mean"] >= 475.0
