@@ -20,6 +20,7 @@ from rl_lab.experiment.registry import OWN_CONFIGS
 from rl_lab.experiment.settings import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
+BESIDE_SB3 = ("ppo_cartpole", "dqn_cartpole")
 
 
 def main() -> None:
@@ -47,6 +48,7 @@ def contents() -> dict[str, str]:
     parts |= {"scores": scores_table(ROOT / "results"), "speed": speed_table(speed)}
     parts |= {"speed cpu": cpu_table(speed / "dreamer_v3_cpu.json")}
     parts |= {"speed atari": atari_table(speed / "dreamer_v3_atari.json")}
+    parts |= {f"speed {name}": side_by_side_table(speed / f"{name}.json") for name in BESIDE_SB3}
     return parts | {"cartpole": experiment_file("dreamer_v3_cartpole")}
 
 
@@ -127,6 +129,19 @@ def scores_table(folder: Path) -> str:
         "Device",
     ]
     return _table(head, rows)
+
+
+def side_by_side_table(path: Path) -> str:
+    """The rows of benchmarks/ppo.py or benchmarks/dqn.py."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    rows = []
+    for row in result["rows"]:
+        wall, cpu = row["wall"], row["cpu"]
+        rates = [f"{wall['rl_lab']:,.0f}", f"{wall['sb3']:,.0f}", f"{wall['ratio']:.1f} ×"]
+        rows.append([row["setting"], *rates, f"{cpu['ratio']:.1f} ×"])
+    versions = f"Stable-Baselines3 {result['versions']['stable_baselines3']}, PyTorch {result['versions']['torch']}"
+    note = f"{versions}, one thread, load {result['load_average']} on {result['cores']} cores."
+    return _table(["Setting", "RL Lab, env steps/s", "SB3, env steps/s", "Wall", "CPU"], rows) + f"\n\n{note}"
 
 
 def speed_table(folder: Path) -> str:

@@ -31,7 +31,7 @@ class BatchGatherer:
             tensors = {name: storage.gather(name, chosen).unflatten(0, rows.shape) for name in names}
             return GatheredBatch({name: tensor.to(device) for name, tensor in tensors.items()})
         assert isinstance(storage, HostStorage)
-        if torch.device(device).type == "cuda":
+        if device.startswith("cuda"):
             return self._gather_pinned(storage, rows, names, device)
         arrays = {}
         for name in names:

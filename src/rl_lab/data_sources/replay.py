@@ -232,7 +232,7 @@ class SequenceReplay(DataSource):
     def _prefetches(self, spec: BatchSpec) -> bool:
         if self._storage_kind == "gpu":
             return False
-        return torch.device(spec.device).type == "cuda" if self._prefetch == "auto" else bool(self._prefetch)
+        return spec.device.startswith("cuda") if self._prefetch == "auto" else bool(self._prefetch)
 
     def update(self, indices: Tensor | np.ndarray, fields: Mapping[str, Tensor | np.ndarray]) -> None:
         ids = indices.cpu().numpy() if isinstance(indices, Tensor) else indices
