@@ -47,6 +47,6 @@ def test_v2_balances_the_pole(tmp_path: Path) -> None:
 
 @pytest.mark.learning
 def test_v1_swings_the_pendulum_up(tmp_path: Path) -> None:
-    """The tuned experiment; random actions earn about -1200."""
+    """The tuned experiment; random actions earn about -1200, and it was seen to reach -150."""
     run = run_training(["+experiment=dreamer_v1_pendulum", *QUIET, f"run_root={tmp_path}"])
     assert json.loads((run.folder / "summary.json").read_text())["eval/return_mean"] > -500
