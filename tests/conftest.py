@@ -12,23 +12,10 @@ from jaxtyping import install_import_hook
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # after the number of threads
+from tests.overrides import QUIET, RANDOM, TINY_DREAMER
 
 if not torch.cuda.is_available():  # on a GPU the tests compile, and the compiler cannot see through the checks
     install_import_hook(["rl_lab.nn", "rl_lab.components"], "beartype.beartype")
-
-QUIET = ["logging.console=off", "logging.tensorboard=false", "evaluation.video=false"]
-TINY_DREAMER = [
-    "+experiment=dreamer_v3",
-    "environment.id=CartPole-v1",
-    "size=tiny",
-    "workflow.batch_size=2",
-    "workflow.sequence_length=8",
-    "workflow.horizon=3",
-    "workflow.train_ratio=2",
-    "evaluation.episodes=2",
-    "training.total_timesteps=120",
-]
-RANDOM = ["+experiment=random", "environment.id=CartPole-v1", "training.total_timesteps=80", "evaluation.episodes=2"]
 
 
 @pytest.fixture(scope="session", autouse=True)

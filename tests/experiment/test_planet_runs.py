@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.overrides import QUIET
 
-from conftest import QUIET
 from rl_lab.experiment.train import run_training
 
 SMALL = [

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.overrides import QUIET
 
-from conftest import QUIET
 from rl_lab.experiment.agent import load
 from rl_lab.experiment.build import build
 from rl_lab.experiment.prepare import prepare

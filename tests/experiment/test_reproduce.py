@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.overrides import QUIET
 
-from conftest import QUIET
 from rl_lab.cli.reproduce import parse_seeds
 from rl_lab.experiment import jobs
 from rl_lab.experiment.reproduce import reproduce

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.overrides import QUIET, TINY_DREAMER
 
-from conftest import QUIET, TINY_DREAMER
 from rl_lab.experiment.train import run_training
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from conftest import QUIET, TINY_DREAMER
+from tests.overrides import QUIET, TINY_DREAMER
+
 from rl_lab.experiment.imagination import imagine_run
 from rl_lab.experiment.train import run_training
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from orchestration_toys import ListSource
 from orchestration_toys import build as build_toys
+from tests.overrides import QUIET, TINY_DREAMER
 
-from conftest import QUIET, TINY_DREAMER
 from rl_lab.data_sources.stream import StreamSource
 from rl_lab.errors import ConfigError
 from rl_lab.experiment.train import run_training
