@@ -49,7 +49,7 @@ def make_mbmpc(action: ActionSpec, *, guided: bool = True, **settings) -> MBMPC:
         components={"dynamics": dynamics, "outcome": outcome}, controllers=ControllerManager(controllers),
         optimizers=optimizers,
     )  # fmt: skip
-    workflow = MBMPC(**{"batch_size": 4, "sequence_length": 5} | settings)
+    workflow = MBMPC(**{"batch_size": 4, "sequence_length": 5, "value_horizon": 2} | settings)
     workflow.initialize(context)
     return workflow
 
@@ -90,7 +90,7 @@ def test_transitions_are_pairs_of_records():
 def test_updates_lower_the_losses(action):
     """Dynamics, outcome, value and policy all learn from the same batches."""
     workflow, rows = make_mbmpc(action, batch_size=32, discount=0.0), []
-    for _ in range(60):
+    for _ in range(40):
         batch = make_batch(workflow)
         rows.append(
             {**workflow.update_world_model(batch, phase=PHASE), **workflow.update_controller(batch, phase=PHASE)}
@@ -125,7 +125,7 @@ class Still:
 def test_good_actions_are_imitated_more():
     """The policy moves towards what paid more than expected, and away from what paid less."""
     workflow = make_mbmpc(DISCRETE, batch_size=64, discount=0.0, imitation_temperature=0.5)
-    for _ in range(80):
+    for _ in range(50):
         batch = make_batch(workflow, ends=False)
         reward = torch.zeros_like(batch.reward)
         reward[:, 1:] = (batch.action[:, :-1, 0] == 2).float()
@@ -175,7 +175,7 @@ def test_wrong_settings_are_refused():
 
 SMALL = [*QUIET, "evaluation.imagination=false",
          "environment.num_envs=2", "environment.time_limit=30", "evaluation.episodes=1", "logging.every=20",
-         "checkpoint.every=60", "training.total_timesteps=100", "training.phases.0.duration_steps=40",
+         "checkpoint.every=60", "training.total_timesteps=80", "training.phases.0.duration_steps=40",
          "training.phases.1.duration_updates=3", "workflow.batch_size=4", "components.dynamics.units=8",
          "controllers.planner.horizon=2", "controllers.planner.samples=8", "controllers.planner.elites=4",
          "controllers.planner.iterations=1"]  # fmt: skip
