@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,7 @@ def make_replay(workflow: TDMPC2, num_envs: int, records: int = 2_000) -> Sequen
     fields = {f"observation.{key}": FieldSpec(own.shape, own.dtype) for key, own in spec.observation_spec.items()}
     fields |= {"action": FieldSpec(spec.action_spec.shape, "float32"), "reward": FieldSpec((), "float32")}
     fields |= dict.fromkeys(FLAGS, FieldSpec((), "bool"))
-    replay.prepare(SourceContext(fields, num_envs, str(spec.device), 0, Path("/tmp")))
+    replay.prepare(SourceContext(fields, num_envs, str(spec.device), 0, Path(tempfile.gettempdir())))
     rng = np.random.default_rng(0)
     for _ in range(records // num_envs):
         replay.add(make_block(workflow, rng, num_envs))
