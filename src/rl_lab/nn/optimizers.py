@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -112,8 +113,13 @@ class LaProp(torch.optim.Optimizer):
             rate = self._learning_rate(group)
             if flat is self._flat[0]:
                 self.last_learning_rate = rate
-            flat.scale(self._factors(group, flat, norms, finite))
-            self._advance(group, flat, rate, finite.to(rate.dtype))
+            factors = self._factors(group, flat, norms, finite)
+            if flat.work.is_cuda and find_spec("triton") is not None:
+                self._advance_fused(group, flat, factors, rate, finite.to(rate.dtype))
+            else:
+                flat.scale(factors)
+                self._advance(group, flat, rate, finite.to(rate.dtype))
+            torch._foreach_sub_(flat.params, flat.views)
         return loss if closure is not None else None
 
     def _learning_rate(self, group: dict[str, Any]) -> Tensor:
@@ -135,14 +141,27 @@ class LaProp(torch.optim.Optimizer):
         return factors.masked_fill(~finite, 0.0)
 
     def _advance(self, group: dict[str, Any], flat: _FlatGroup, rate: Tensor, taken: Tensor) -> None:
-        """The moments and the parameters; `taken` is 1, or 0 to leave all as it is."""
+        """The moments, and the step in `work`; `taken` is 1, or 0 to leave all as it is."""
         momentum, rms = group["betas"]
         work, scratch = flat.work, flat.scratch
         flat.second_moment.lerp_(torch.mul(work, work, out=scratch), taken * (1.0 - rms))
         torch.div(flat.second_moment, self._correction(rms), out=scratch).sqrt_().add_(group["eps"])
         flat.momentum.lerp_(torch.div(work, scratch, out=scratch), taken * (1.0 - momentum))
         torch.mul(flat.momentum, taken * rate / self._correction(momentum), out=work)
-        torch._foreach_sub_(flat.params, flat.views)
+
+    def _advance_fused(
+        self, group: dict[str, Any], flat: _FlatGroup, factors: Tensor, rate: Tensor, taken: Tensor
+    ) -> None:
+        """`scale` and `_advance` in one kernel."""
+        from rl_lab.nn.laprop_kernel import advance
+
+        momentum, rms = group["betas"]
+        scalars = torch.stack([
+            taken * (1.0 - rms), self._correction(rms), taken * (1.0 - momentum),
+            taken * rate / self._correction(momentum),
+        ])  # fmt: skip
+        moments = flat.momentum, flat.second_moment
+        advance(flat.work, *moments, flat.segments, factors, scalars, eps=group["eps"], row=ROW)
 
     def _correction(self, beta: float) -> Tensor:
         """1 - beta^updates without cancellation; 1 before the first update, where nothing is divided by it."""
