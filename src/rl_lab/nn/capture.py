@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 Inputs = dict[str, Tensor]
 Outputs = dict[str, Tensor]
+Result = TypeVar("Result")
 
 
 def compile_block(function: Callable, *, dynamic: bool = False) -> Callable:
@@ -17,6 +19,27 @@ def compile_block(function: Callable, *, dynamic: bool = False) -> Callable:
     `dynamic`: one piece of code for all batch sizes, where there are several; else each is compiled for itself.
     """
     return torch.compile(function, dynamic=dynamic, fullgraph=True)
+
+
+class Branch:
+    """Runs a part of a step beside the rest: on a stream of its own, a parallel branch of a captured graph.
+
+    Its results may be used after `join`. Its backward pass runs on that stream too; autograd joins the gradients.
+    """
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+
+    def beside(self, function: Callable[..., Result]) -> Callable[..., Result]:
+        def run(*arguments: Any) -> Result:
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                return function(*arguments)
+
+        return run
+
+    def join(self) -> None:
+        torch.cuda.current_stream().wait_stream(self._stream)
 
 
 class CapturedStep:

@@ -22,7 +22,7 @@ from rl_lab.components.predictors import ContinuePredictor
 from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.errors import ConfigError, nearest
 from rl_lab.metrics.values import TensorMetrics
-from rl_lab.nn.capture import CapturedStep, compile_block
+from rl_lab.nn.capture import Branch, CapturedStep, compile_block
 from rl_lab.nn.normalizers import ReturnNormalizer
 from rl_lab.records import SequenceBatch
 from rl_lab.workflows.base import Mode
@@ -108,6 +108,7 @@ class Dreamer(LatentWorkflow):
             name: context.optimizer(name, CapturableOptimizer) for name in context.optimizers
         }
         self._metric_names: tuple[str, ...] = ()
+        self._branch: Branch | None = None
         self._step: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self._train_step
         if context.compile:
             self._compile()
@@ -118,6 +119,9 @@ class Dreamer(LatentWorkflow):
         self.rssm.compile_steps()
         for name in self.pieces:
             setattr(self, name, compile_block(getattr(self, name)))
+        if self.context.device.type == "cuda":
+            self._branch = Branch()  # a dream's many small kernels leave room for the large ones of a decoder
+            self._prediction_losses = self._branch.beside(self._prediction_losses)  # type: ignore[method-assign]
         self._step = CapturedStep(self._train_step, self._changing_tensors)
 
     def _changing_tensors(self) -> list[Tensor]:
@@ -139,7 +143,7 @@ class Dreamer(LatentWorkflow):
 
     def _train_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         with self.context.autocast():
-            losses, states, metrics = self.losses(self._replayed(inputs))
+            losses, states, metrics = self._all_losses(inputs)
             total = torch.stack([self.loss_scales[name] * loss for name, loss in losses.items()]).sum()
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
@@ -158,7 +162,13 @@ class Dreamer(LatentWorkflow):
 
     def batch_losses(self, batch: SequenceBatch) -> Losses:
         with self.context.autocast():
-            return self.losses(self._replayed(self._inputs(batch)))[0]
+            return self._all_losses(self._inputs(batch))[0]
+
+    def _all_losses(self, inputs: dict[str, Tensor]) -> tuple[Losses, LatentState, dict[str, Tensor]]:
+        results = self.losses(self._replayed(inputs))
+        if self._branch is not None:
+            self._branch.join()
+        return results
 
     def losses(self, data: Replayed) -> tuple[Losses, LatentState, dict[str, Tensor]]:
         """Every loss term, unscaled; the posterior states; values to watch."""
