@@ -23,6 +23,13 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _compiled_anew() -> None:
+    """Every model a test compiles counts as a recompilation of the same code, and only a few are allowed."""
+    if torch.cuda.is_available():
+        torch._dynamo.reset()
+
+
 @pytest.fixture(scope="session")
 def dreamer_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of a very small DreamerV3. Tests that change a run work on a copy."""

@@ -10,7 +10,6 @@ from rl_lab.components.encoders.images import flatten_lead, scale_image
 from rl_lab.nn.layers import Conv, PooledConv, RMSNorm
 
 CHANNEL_MULTIPLES = (2, 3, 4, 4)
-FEW_CHANNELS = 32  # up to here a convolution gains from being computed by phases, although that takes 36 : 25 products
 
 
 class DreamerCNN(nn.Module):
@@ -24,8 +23,8 @@ class DreamerCNN(nn.Module):
         stride = 2 if strided else 1
         self.strided = strided
         self.convs = nn.ModuleList(
-            Conv(inputs, outputs, 5, stride=stride) if strided or inputs > FEW_CHANNELS else PooledConv(inputs, outputs)
-            for inputs, outputs in zip([channels, *widths], widths, strict=False)
+            PooledConv(inputs, outputs) if first and not strided else Conv(inputs, outputs, 5, stride=stride)
+            for first, inputs, outputs in zip([True, *[False] * 3], [channels, *widths], widths, strict=False)
         )
         self.norms = nn.ModuleList(RMSNorm(outputs) for outputs in widths)
         self.output_size = (height // 16) * (width // 16) * widths[-1]
