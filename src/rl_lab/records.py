@@ -8,6 +8,7 @@ three flags, and whatever a workflow adds (`latent.deter`, say).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 Observation = dict[str, np.ndarray]
 Fields = dict[str, np.ndarray]
 OBSERVATION_PREFIX = "observation."
+
+
+def split_observation(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(observations by key, everything else), from flat field names."""
+    start = len(OBSERVATION_PREFIX)
+    observation = {name[start:]: value for name, value in fields.items() if name.startswith(OBSERVATION_PREFIX)}
+    return observation, {name: value for name, value in fields.items() if not name.startswith(OBSERVATION_PREFIX)}
 
 
 @dataclass(frozen=True)

@@ -304,3 +304,14 @@ def test_two_processes_cannot_share_disk_files(tmp_path: Path):
         make(tmp_path, storage="disk")
     replay.close()
     make(tmp_path, storage="disk").close()
+
+
+def test_auto_storage_goes_by_the_device_and_can_be_taken_to_another(tmp_path):
+    """Without a GPU it is RAM; records that were saved from a GPU's memory come back there."""
+    replay, feeder = make(tmp_path, storage="auto"), Feeder()
+    feeder.feed(replay, 30)
+    assert replay.memory()["ram"] > 0
+    state = replay.state_dict(tmp_path / "saved") | {"storage": "gpu"}
+    other = make(tmp_path, storage="auto")
+    other.load_state_dict(state, tmp_path / "saved")
+    assert len(other) == len(replay)

@@ -30,6 +30,8 @@ def make_dqn(
     sources: dict[str, DataSource] | None = None,
     action: ActionSpec = ACTION,
     seed: int = 0,
+    device: str = "cpu",
+    compile_: bool = False,
     **hyperparameters,
 ) -> DQN:
     torch.manual_seed(0)
@@ -37,12 +39,13 @@ def make_dqn(
     encoder = MultiKeyEncoder(
         observation=frames.observation, layers=0, depth=4, use_symlog=False, image_encoder="nature"
     )
-    q = QNetwork(encoder=encoder, action=action, units=16, layers=2, dueling=dueling)
+    q = QNetwork(encoder=encoder, action=action, units=16, layers=2, dueling=dueling).to(device)
     trained = [value for value in q.parameters() if value.requires_grad]
     context = WorkflowContext(
-        config={}, device=torch.device("cpu"), seed=seed, observation_spec=observation, action_spec=action,
+        config={}, device=torch.device(device), seed=seed, observation_spec=observation, action_spec=action,
         components={"frame_stack": frames}, controllers=ControllerManager({"q": q}),
         optimizers={"main": FlatAdam(trained, lr=lr, clip=clip)}, data_sources=sources or {},
+        compile=compile_,
     )  # fmt: skip
     workflow = DQN(**({"batch_size": 24} | hyperparameters))
     workflow.initialize(context)
@@ -60,15 +63,19 @@ def make_batch(workflow: DQN, *, seed: int = 0, weighted: bool = False) -> Seque
             observation[key] = torch.randint(0, 256, (*shape, *own.shape), generator=generator, dtype=torch.uint8)
         else:
             observation[key] = torch.randn(*shape, *own.shape, generator=generator)
+    device = workflow.context.device
     is_last = torch.rand(shape, generator=generator) < 0.3
     is_first = torch.cat([torch.zeros(shape[0], 1, dtype=torch.bool), is_last[:, :-1]], 1)
+    is_terminal = is_last & (torch.rand(shape, generator=generator) < 0.5)
+    action = torch.randint(0, 3, (*shape, 1), generator=generator, dtype=torch.int32)
+    reward = torch.randn(shape, generator=generator)
     return SequenceBatch(
-        observation=observation,
-        action=torch.randint(0, 3, (*shape, 1), generator=generator, dtype=torch.int32),
-        reward=torch.randn(shape, generator=generator),
-        is_first=is_first,
-        is_last=is_last,
-        is_terminal=is_last & (torch.rand(shape, generator=generator) < 0.5),
+        observation={key: value.to(device) for key, value in observation.items()},
+        action=action.to(device),
+        reward=reward.to(device),
+        is_first=is_first.to(device),
+        is_last=is_last.to(device),
+        is_terminal=is_terminal.to(device),
         indices=torch.arange(shape[0] * shape[1]).reshape(shape),
-        weight=torch.rand(shape[0], generator=generator) if weighted else None,
+        weight=torch.rand(shape[0], generator=generator).to(device) if weighted else None,
     )

@@ -208,6 +208,39 @@ def test_priorities_are_the_sizes_of_the_errors() -> None:
     torch.testing.assert_close(source.priority, torch.where(batch.is_last[:, 2], 0.0, error + 0.01))
 
 
+def test_the_step_to_capture_is_the_plain_update() -> None:
+    """Fed from a flat dict it gives the same metrics, priorities and parameters, for stacked images too."""
+    results = []
+    for flat in (False, True):
+        source = Priorities()
+        workflow = make_dqn(IMAGE, depth=4, n_step=3, dueling=True, sources={"replay": source})  # type: ignore[dict-item]
+        if flat:
+            workflow._captured = workflow._train_step  # type: ignore[assignment]
+        for seed in range(2):
+            metrics = workflow.update(make_batch(workflow, seed=seed, weighted=True), phase=ONLINE)
+        values = torch.tensor([float(value) for value in metrics.values()])
+        results.append([values, source.priority, source.indices, *(p.detach() for p in workflow.q.parameters())])
+    torch.testing.assert_close(*results, rtol=0.0, atol=0.0)
+
+
+def test_late_priorities_are_those_of_the_update_before() -> None:
+    """As on a GPU, where the host does not wait for the update that it has just begun; a checkpoint keeps them."""
+    source = Priorities()
+    first = make_dqn(sources={"replay": source}, seed=3)  # type: ignore[dict-item]
+    first._writes_late = True
+    batch = make_batch(first, seed=1, weighted=True)
+    error = first.td_loss(batch)[2]
+    first.update(batch, phase=ONLINE)
+    assert not hasattr(source, "priority")
+    resumed = make_dqn(sources={"replay": source})  # type: ignore[dict-item]
+    resumed._writes_late = True
+    resumed.set_state(first.get_state())
+    resumed.update(make_batch(resumed, seed=2, weighted=True), phase=ONLINE)
+    assert batch.indices is not None
+    torch.testing.assert_close(source.indices, batch.indices[:, 0])
+    torch.testing.assert_close(source.priority, torch.where(batch.is_last[:, 0], 0.0, error + 1e-6))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [({"n_step": 0}, "n_step=0"), ({"loss": "l1"}, "huber or mse"), ({"epsilon_end": 1.5}, "epsilon_end=1.5")],

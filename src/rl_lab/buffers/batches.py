@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.buffers.storage import DeviceStorage, HostStorage, Storage, torch_dtype
+from rl_lab.buffers.storage import DeviceStorage, HostStorage, Storage, torch_dtype, upload
 
 BatchTensors = dict[str, Tensor]  # field -> [batch, time, ...]
 
@@ -27,7 +27,7 @@ class BatchGatherer:
         """Copy the fields of `rows` [batch, time]. May run in a background thread."""
         storage = self._storage
         if isinstance(storage, DeviceStorage):
-            chosen = storage.upload(rows.ravel())
+            chosen = upload(rows.ravel(), storage.device)
             tensors = {name: storage.gather(name, chosen).unflatten(0, rows.shape) for name in names}
             return GatheredBatch({name: tensor.to(device) for name, tensor in tensors.items()})
         assert isinstance(storage, HostStorage)

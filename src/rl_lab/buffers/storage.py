@@ -21,6 +21,14 @@ def torch_dtype(dtype: str) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
+def upload(array: np.ndarray, device: torch.device | str) -> Tensor:
+    """To the device, without waiting for it."""
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    if torch.device(device).type == "cuda":
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)
+
+
 class Storage(ABC):
     """Rows of fields, written and read by row number."""
 
@@ -96,16 +104,10 @@ class DeviceStorage(Storage):
     def write(self, name: str, rows: np.ndarray, values: np.ndarray | Tensor) -> None:
         source = torch.from_numpy(np.ascontiguousarray(values)) if isinstance(values, np.ndarray) else values
         target = self.tensors[name]
-        target.index_copy_(0, self.upload(rows), source.to(self.device, non_blocking=True).to(target.dtype))
+        target.index_copy_(0, upload(rows, self.device), source.to(self.device, non_blocking=True).to(target.dtype))
 
     def gather(self, name: str, rows: Tensor) -> Tensor:
         return self.tensors[name].index_select(0, rows)
-
-    def upload(self, rows: np.ndarray) -> Tensor:
-        host = torch.from_numpy(np.ascontiguousarray(rows))
-        if self.device.type == "cuda":
-            host = host.pin_memory()
-        return host.to(self.device, non_blocking=True)
 
     def read_range(self, name: str, start: int, stop: int) -> np.ndarray:
         return self.tensors[name][start:stop].cpu().numpy()

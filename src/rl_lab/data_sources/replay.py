@@ -20,7 +20,7 @@ from rl_lab.buffers.disk import DiskStorage
 from rl_lab.buffers.priorities import PrioritySampler
 from rl_lab.buffers.ring import SequenceRing
 from rl_lab.buffers.saving import load_rows, save_rows
-from rl_lab.buffers.storage import DeviceStorage, HostStorage, Storage, row_bytes
+from rl_lab.buffers.storage import DeviceStorage, HostStorage, Storage, row_bytes, upload
 from rl_lab.buffers.worker import OrderedWorker
 from rl_lab.data_sources.base import DataSource, SourceContext
 from rl_lab.errors import CheckpointError, ConfigError, DataError, nearest
@@ -64,7 +64,7 @@ class SequenceReplay(DataSource):
         self,
         *,
         capacity: int,  # records, over all environments
-        storage: Literal["ram", "disk", "gpu"] = "ram",
+        storage: Literal["ram", "disk", "gpu", "auto"] = "ram",  # auto: gpu where the run is on one, else ram
         sampling: Literal["uniform", "prioritized"] = "uniform",
         online_queue: bool = True,  # uniform: serve each new stretch of experience once before anything else
         alpha: float = 0.6,  # prioritized: how much priorities matter; 0: not at all
@@ -76,8 +76,8 @@ class SequenceReplay(DataSource):
         seed: int = 0,  # varies the draws without changing the run's seed
         keep_checkpoints: int = 2,  # disk: how many of the last checkpoints can be gone back to
     ) -> None:
-        if storage not in ("ram", "disk", "gpu"):
-            raise ConfigError(f"data_sources.replay.storage={storage!r}: expected ram, disk or gpu.")
+        if storage not in ("ram", "disk", "gpu", "auto"):
+            raise ConfigError(f"data_sources.replay.storage={storage!r}: expected ram, disk, gpu or auto.")
         if sampling not in ("uniform", "prioritized"):
             raise ConfigError(f"data_sources.replay.sampling={sampling!r}: expected uniform or prioritized.")
         if alpha < 0.0 or not (0.0 <= beta <= 1.0 and 0.0 <= beta_final <= 1.0):
@@ -110,6 +110,8 @@ class SequenceReplay(DataSource):
                 f"data_sources.replay.capacity={self._capacity} leaves {length} records for each of {context.num_envs} "
                 f"environments. Set it to at least {2 * context.num_envs}."
             )
+        if self._storage_kind == "auto":
+            self._storage_kind = "gpu" if torch.device(context.device).type == "cuda" else "ram"
         self._record_bytes = sum(row_bytes(spec) for spec in context.fields.values())
         self._worker = OrderedWorker()
         storage = self._make_storage(context, length * context.num_envs)
@@ -203,7 +205,7 @@ class SequenceReplay(DataSource):
             windows, weights = self._priorities.draw(
                 self._rng, count=spec.batch_size, context=spec.context, length=spec.sequence_length, beta=self.beta
             )
-            weight = torch.from_numpy(weights).to(spec.device)
+            weight = upload(weights, spec.device)
         return Drawn(windows.ids, weight, partial(self._gatherer.gather, windows.rows, names, spec.device))
 
     @property
@@ -291,6 +293,8 @@ class SequenceReplay(DataSource):
             "num_envs": self._context.num_envs,
             "length": self._ring.index.length,
         }
+        if {state["storage"], self._storage_kind} == {"ram", "gpu"}:  # another device; they are saved alike
+            del here["storage"]
         for name, value in here.items():
             if state[name] != value:
                 raise CheckpointError(

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,15 +21,33 @@ from rl_lab.components.controllers.q_networks import QNetwork
 from rl_lab.components.frame_stack import FrameStack
 from rl_lab.components.return_computers import first_n_step_return
 from rl_lab.errors import ConfigError
-from rl_lab.metrics.values import Metrics, pack
+from rl_lab.metrics.values import Metrics, TensorMetrics, pack
 from rl_lab.nn.arrays import Array, as_tensor, flags, library, mean, row_numbers
+from rl_lab.nn.capture import CapturedStep
 from rl_lab.nn.flat_adam import FlatAdam
-from rl_lab.records import BatchSpec, CollectResult, Observation, SequenceBatch
+from rl_lab.records import (
+    OBSERVATION_PREFIX,
+    BatchSpec,
+    CollectResult,
+    Observation,
+    SequenceBatch,
+    split_observation,
+)
 from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import MetricsSink, PhaseView, WorkflowContext
 
 METRICS = ("loss/td", "q/value", "q/target", "q/error_size", "optimizer/grad_norm")
 SEED_DOMAIN = 5  # keeps the stream of exploration apart from the run's other ones
+LEARNED_FROM = ("action", "reward", "is_first", "is_last", "is_terminal", "weight")  # of a batch, its observation aside
+
+
+class Late(NamedTuple):
+    """New priorities on their way from the GPU to the replay."""
+
+    source: str
+    indices: Tensor
+    priority: Tensor
+    arrived: torch.cuda.Event | None = None
 
 
 class DQN(Workflow):
@@ -80,11 +98,15 @@ class DQN(Workflow):
         self._rng = np.random.default_rng(np.random.SeedSequence([context.seed, SEED_DOMAIN]))
         self._epsilon = self.epsilon_start
         self._updates = 0
-        self._inference = torch.inference_mode()
+        self._late: Late | None = None
+        # So that the host need not wait for the update that it has just begun.
+        self._writes_late = context.device.type == "cuda"
         self._autocast = nullcontext() if context.autocast_dtype is None else context.autocast()
         # See rl_lab.nn.arrays: on the CPU, a plain network is run by NumPy.
         self._in_numpy = context.device.type == "cpu" and context.autocast_dtype is None
         self._in_numpy = self._in_numpy and self.q.online.takes_arrays and not self.frames.specs
+        self._captured = CapturedStep(self._train_step, self._changing_tensors) if context.compile else None
+        self._act_graphs: dict[int, CapturedStep] = {}  # by the number of environments
 
     # Exploring --------------------------------------------------------------------------------------------------------
 
@@ -93,29 +115,42 @@ class DQN(Workflow):
 
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
         """The best action, or with probability ε any."""
-        seen: Mapping[str, Array] = observation
-        if not self._in_numpy:
-            tensors = {key: torch.as_tensor(value, device=self.context.device) for key, value in observation.items()}
-            seen, state = self.frames.push(tensors, state)
+        action, state = self._greedy(observation, state)
         epsilon = self._epsilon if mode == "train" else self.eval_epsilon
         if epsilon == 0.0:
-            return self._greedy(seen), state
-        shape = (2, len(next(iter(observation.values()))), 1)
+            return action, state
+        shape = (2, *action.shape)
         # Evaluation seeds torch's stream, so that its episodes can be repeated; training has one of its own.
         draws = self._rng.random(shape) if mode == "train" else torch.rand(shape, dtype=torch.float64).numpy()
-        explore, action = draws[0] < epsilon, self._greedy(seen)
+        explore = draws[0] < epsilon
         if explore.any():
             np.copyto(action, (draws[1] * self.q.actions).astype(np.int32), where=explore)
         return action, state
 
-    def _greedy(self, seen: Mapping[str, Array]) -> np.ndarray:
+    def _greedy(self, observation: Observation, state: AgentState) -> tuple[np.ndarray, AgentState]:
         if self._in_numpy:
-            values = self.q.online.forward(seen)
+            best: np.ndarray = self.q.online.forward(observation).argmax(-1).astype(np.int32)[:, None]
+            return best, state
+        inputs = {OBSERVATION_PREFIX + key: torch.as_tensor(value) for key, value in observation.items()} | state
+        if self.context.compile:
+            outputs = self._captured_choice(inputs)
         else:
-            with self._inference:
-                values = self.q.online.forward(seen).cpu().numpy()
-        best: np.ndarray = values.argmax(-1).astype(np.int32)[:, None]
-        return best
+            outputs = self._choose({name: value.to(self.context.device) for name, value in inputs.items()})
+        return outputs.pop("action").cpu().numpy(), outputs
+
+    @torch.no_grad()
+    def _choose(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """From observation and memory to the best action and the next memory."""
+        seen, memory = self.frames.push(*split_observation(inputs))
+        return memory | {"action": self.q.online.forward(seen).argmax(-1, keepdim=True).int()}
+
+    def _captured_choice(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """`_choose` as a CUDA graph."""
+        count = len(next(iter(inputs.values())))
+        if count not in self._act_graphs:
+            self._act_graphs[count] = CapturedStep(self._choose, list)
+        # The next call overwrites the graph's outputs; a state belongs to the caller.
+        return {name: value.clone() for name, value in self._act_graphs[count](inputs).items()}
 
     def epsilon(self, step: int) -> float:
         """ε after so many env steps."""
@@ -167,18 +202,42 @@ class DQN(Workflow):
 
     def update(self, batch: SequenceBatch, *, phase: PhaseView) -> Metrics:
         """One gradient step; new priorities; now and then the target moves."""
-        assert self.optimizer is not None
-        with self._autocast:
-            loss, backward, error, metrics = self.td_loss(_arrays(batch) if self._in_numpy else batch)
-        self.optimizer.zero_grad()
-        backward()
-        self.optimizer.step(loss=loss)
-        if batch.weight is not None and phase.data_source is not None:
-            self._write_priorities(phase.data_source, batch, as_tensor(error))
+        if self._captured is not None:
+            outputs = self._captured(_inputs(batch))
+            metrics: Metrics = TensorMetrics(METRICS, outputs["metrics"])
+            priority = outputs.get("priority")
+        else:
+            values, priority = self._learn(_arrays(batch) if self._in_numpy else batch)
+            metrics = pack(values)
+        if priority is not None and phase.data_source is not None:
+            assert batch.indices is not None
+            self._hand_back(Late(phase.data_source, batch.indices[:, self.frames.context], priority))
         self._updates += 1
         if self._updates % self.target_every == 0:
             self.q.move_target(self.target_rate)
-        return pack(dict(zip(METRICS, (*metrics, self.optimizer.last_grad_norm), strict=True)))
+        return metrics
+
+    def _train_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """`_learn` in the form in which it can be captured as a CUDA graph."""
+        observation, rest = split_observation(inputs)
+        values, priority = self._learn(SequenceBatch(observation=observation, **rest))
+        outputs = {"metrics": TensorMetrics.pack(values).values_vector}
+        return outputs if priority is None else outputs | {"priority": priority}
+
+    def _changing_tensors(self) -> list[Tensor]:
+        assert self.optimizer is not None
+        return [*self.q.parameters(), *self.q.buffers(), *self.optimizer.state_tensors()]
+
+    def _learn(self, batch: SequenceBatch) -> tuple[dict[str, Array], Tensor | None]:
+        """A step of the optimiser; values to watch, and new priorities where the batch was drawn by priority."""
+        assert self.optimizer is not None
+        with self._autocast:
+            loss, backward, error, metrics = self.td_loss(batch)
+        self.optimizer.zero_grad()
+        backward()
+        self.optimizer.step(loss=loss)
+        priority = None if batch.weight is None else self._priority(as_tensor(batch.is_last), as_tensor(error))
+        return dict(zip(METRICS, (*metrics, self.optimizer.last_grad_norm), strict=True)), priority
 
     @torch.no_grad()
     def td_loss(self, batch: SequenceBatch) -> tuple[Array, Callable[[], None], Array, Array]:
@@ -205,13 +264,19 @@ class DQN(Workflow):
         metrics = tuple(map(mean, (losses, chosen, target, size)))
         return metrics[0], partial(backward, derivative), size, metrics
 
-    def _write_priorities(self, source: str, batch: SequenceBatch, error: Tensor) -> None:
-        assert batch.indices is not None
-        start = self.frames.context
-        priority = torch.where(batch.is_last[:, start], 0.0, error + self.priority_floor)
+    def _priority(self, is_last: Tensor, error: Tensor) -> Tensor:
+        priority = torch.where(is_last[:, self.frames.context], 0.0, error + self.priority_floor)
         # An update that was left out because of a NaN must not leave its mark here.
-        priority = priority.nan_to_num(self.priority_floor, self.priority_floor)
-        self.context.data_sources[source].update(batch.indices[:, start], {"priority": priority})
+        return priority.nan_to_num(self.priority_floor, self.priority_floor)
+
+    def _hand_back(self, new: Late) -> None:
+        """Give the replay the new priorities; from a GPU those of the update before this one."""
+        if self._writes_late:
+            due, self._late = self._late, _begin_copy(new)
+        else:
+            due = new
+        if due is not None:
+            self.context.data_sources[due.source].update(due.indices, {"priority": _arrived(due)})
 
     def batch_losses(self, batch: SequenceBatch) -> Mapping[str, Tensor]:
         return {"td": self.td_loss(batch)[0]}
@@ -222,19 +287,43 @@ class DQN(Workflow):
     # Saving -----------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        own = {"updates": self._updates, "exploration": json.dumps(self._rng.bit_generator.state)}
+        own: dict[str, Any] = {"updates": self._updates, "exploration": json.dumps(self._rng.bit_generator.state)}
+        if (late := self._late) is not None:
+            own["late"] = {"source": late.source, "indices": late.indices, "priority": _arrived(late).clone()}
         return super().get_state() | own
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self._updates = state["updates"]
         self._rng.bit_generator.state = json.loads(state["exploration"])
+        self._late = Late(**state["late"]) if "late" in state else None
 
 
 def _arrays(batch: SequenceBatch) -> SequenceBatch:
     """The same batch, in NumPy's terms."""
-    names = ("action", "reward", "is_first", "is_last", "is_terminal", "weight")
-    values: dict[str, Any] = {name: getattr(batch, name) for name in names}
+    values: dict[str, Any] = {name: getattr(batch, name) for name in LEARNED_FROM}
     values = {name: None if value is None else value.numpy() for name, value in values.items()}
     observation: dict[str, Any] = {key: value.numpy() for key, value in batch.observation.items()}
     return SequenceBatch(observation=observation, **values)
+
+
+def _inputs(batch: SequenceBatch) -> dict[str, Tensor]:
+    """The same batch as a flat dict: the form in which a captured step is fed."""
+    inputs = {OBSERVATION_PREFIX + key: value for key, value in batch.observation.items()}
+    inputs |= {name: getattr(batch, name) for name in LEARNED_FROM if getattr(batch, name) is not None}
+    return inputs
+
+
+def _begin_copy(late: Late) -> Late:
+    """On its way to the host; nobody waits for it yet."""
+    if not late.priority.is_cuda:
+        return late
+    priority, arrived = late.priority.to("cpu", non_blocking=True), torch.cuda.Event()
+    arrived.record()
+    return late._replace(priority=priority, arrived=arrived)
+
+
+def _arrived(late: Late) -> Tensor:
+    if late.arrived is not None:
+        late.arrived.synchronize()
+    return late.priority

@@ -21,7 +21,14 @@ from rl_lab.errors import ConfigError, DataError
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.capture import CapturedStep, compile_block
 from rl_lab.nn.flat_adam import FlatAdam
-from rl_lab.records import OBSERVATION_PREFIX, BatchSpec, CollectResult, Observation, SequenceBatch
+from rl_lab.records import (
+    OBSERVATION_PREFIX,
+    BatchSpec,
+    CollectResult,
+    Observation,
+    SequenceBatch,
+    split_observation,
+)
 from rl_lab.simulation.simulator import ModelState
 from rl_lab.simulation.tdmpc import TDMPCSimulator, reduce_pair
 from rl_lab.workflows.base import AgentState, Mode, Workflow
@@ -141,7 +148,7 @@ class LatentPlanning(Workflow):
 
     def _act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
         """From observation and memory to the action, as the environment takes it, and the next memory."""
-        observation, memory = _split(inputs)
+        observation, memory = split_observation(inputs)
         latent = self.simulator.observe(observation)
         if self.act_with == "policy":
             action = self.simulator.policy(latent) if mode == "train" else self.policy.mode(latent)
@@ -185,7 +192,7 @@ class LatentPlanning(Workflow):
         return inputs if batch.weight is None else inputs | {"weight": batch.weight}
 
     def _window(self, inputs: Mapping[str, Tensor]) -> Window:
-        observation, rest = _split(inputs)
+        observation, rest = split_observation(inputs)
         going_on = rest["is_last"].logical_not().float().t()
         valid = going_on[:-1].cumprod(0)
         living = rest["is_terminal"].logical_not().float().t()
@@ -264,10 +271,3 @@ class LatentPlanning(Workflow):
         modules = [*self.context.components.values(), *(module for _, module in self.context.controllers.items())]
         tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
         return tensors + self.model_optimizer.state_tensors() + self.policy_optimizer.state_tensors()
-
-
-def _split(inputs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(observations by key, everything else)."""
-    start = len(OBSERVATION_PREFIX)
-    observation = {name[start:]: value for name, value in inputs.items() if name.startswith(OBSERVATION_PREFIX)}
-    return observation, {name: value for name, value in inputs.items() if not name.startswith(OBSERVATION_PREFIX)}
