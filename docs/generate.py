@@ -1,4 +1,4 @@
-"""Writes the parts of the documentation that come from elsewhere: settings, an experiment, results.
+"""Writes the parts of the documentation that come from elsewhere: settings, an experiment, results, curves.
 
 python docs/generate.py rewrites what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
 """
@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from curves import curves_table, draw_curves, published
+
 from rl_lab.environments.settings import AtariSettings, EnvironmentSettings
 from rl_lab.experiment.registry import OWN_CONFIGS
 from rl_lab.experiment.settings import SECTIONS
@@ -27,6 +29,8 @@ def main() -> None:
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = path.read_text(encoding="utf-8")
         path.write_text(filled(text), encoding="utf-8")
+    for page in published():
+        draw_curves(page)
 
 
 def filled(text: str) -> str:
@@ -46,6 +50,7 @@ def contents() -> dict[str, str]:
     parts = {f"settings {name}": settings_table(cls) for name, cls in sections.items()}
     speed = ROOT / "results" / "speed"
     parts |= {"scores": scores_table(ROOT / "results"), "speed": speed_table(speed)}
+    parts |= {f"curves {page}": curves_table(page) for page in published()}
     parts |= {"speed cpu": cpu_table(speed / "dreamer_v3_cpu.json")}
     parts |= {"speed atari": atari_table(speed / "dreamer_v3_atari.json")}
     parts |= {f"speed {name}": side_by_side_table(speed / f"{name}.json") for name in BESIDE_SB3}

@@ -217,8 +217,9 @@ def _page_of_sizes() -> str:
     return pages()["docs/dreamer_v3.md"]
 
 
-def test_generated_parts_are_up_to_date() -> None:
+def test_generated_parts_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of settings and results equal their sources; `python docs/generate.py` renews them."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
     spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "docs" / "generate.py")
     assert spec is not None
     assert spec.loader is not None

@@ -1,0 +1,77 @@
+"""Our learning curves beside the published numbers: a table and a picture for a page of the documentation."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rl_lab.metrics.charts import COLOURS, Panel, Series, svg_file
+
+DOCS = Path(__file__).resolve().parent
+RESULTS = DOCS.parent / "results"
+PUBLISHED = COLOURS[7]
+
+
+def published() -> dict[str, dict[str, dict[int, float]]]:
+    """Returns by frames, by experiment, by page."""
+    return yaml.safe_load((DOCS / "published.yaml").read_text(encoding="utf-8"))
+
+
+def recorded(experiments: Mapping[str, dict[int, float]]) -> dict[str, dict[str, Any]]:
+    """The results files of those experiments that have one."""
+    paths = {name: RESULTS / f"{name}.json" for name in experiments}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
+
+
+def curves_table(page: str) -> str:
+    """Ours and theirs, and the picture of the curves."""
+    reference = published()[page]
+    results = recorded(reference)
+    if not results:
+        return "None of its experiments has a results file yet."
+    lines = ["| Experiment | Frames | Return of each seed | Published |", "|---|--:|---|---|"]
+    for name, result in results.items():
+        frames = max(row["frames"] for row in result["rows"])
+        seeds = ", ".join(f"{row['return_mean']:,.0f}" for row in result["rows"])
+        theirs = ", ".join(f"{score:,g} at {_short(at)}" for at, score in reference[name].items()) or "–"
+        lines.append(f"| `{name}` | {_short(frames)} | {seeds} | {theirs} |")
+    picture = f"![Return by frames, one line for each seed, with the published numbers](pictures/curves_{page}.svg)"
+    return "\n".join([*lines, "", picture])
+
+
+def draw_curves(page: str) -> Path | None:
+    """One panel for each experiment: evaluations while training, the score on fresh episodes, published numbers."""
+    reference = published()[page]
+    panels = [_panel(name, result, reference[name]) for name, result in recorded(reference).items()]
+    if not panels:
+        return None
+    columns = min(3, len(panels))
+    path = DOCS / "pictures" / f"curves_{page}.svg"
+    return svg_file(path, panels, columns=columns, width=3.4 * columns, height=2.6)
+
+
+def _panel(name: str, result: dict[str, Any], reference: dict[int, float]) -> Panel:
+    series = []
+    for row in result["rows"]:
+        with (RESULTS / row["curve"]).open(encoding="utf-8") as file:
+            curve = [line for line in csv.DictReader(file) if line["eval/return_mean"]]
+        frames = [int(line["frames"]) for line in curve] + [row["frames"]]
+        returns = [float(line["eval/return_mean"]) for line in curve] + [row["return_mean"]]
+        label = "RL Lab, a line for each seed" if not series else None
+        series.append(Series(frames, returns, label, kind="both", width=1.2, alpha=0.8))
+    end = 2.2 * max(row["frames"] for row in result["rows"])
+    shown = {at: score for at, score in reference.items() if at <= end}
+    if shown:
+        series.append(Series(list(shown), list(shown.values()), "published", colour=PUBLISHED, kind="dots"))
+    return Panel(series, title=name, x_label="frames", y_label="return")
+
+
+def _short(frames: int) -> str:
+    if frames >= 1_000_000 and frames % 100_000 == 0:
+        return f"{frames / 1_000_000:g}M"
+    return f"{frames / 1_000:g}k"
