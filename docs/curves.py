@@ -45,7 +45,7 @@ def curves_table(page: str) -> str:
 
 
 def draw_curves(page: str) -> Path | None:
-    """One panel for each experiment: evaluations while training, the score on fresh episodes, published numbers."""
+    """One panel for each experiment: returns while training, the score on fresh episodes, published numbers."""
     reference = published()[page]
     panels = [_panel(name, result, reference[name]) for name, result in recorded(reference).items()]
     if not panels:
@@ -56,19 +56,29 @@ def draw_curves(page: str) -> Path | None:
 
 
 def _panel(name: str, result: dict[str, Any], reference: dict[int, float]) -> Panel:
-    series = []
+    scored: list[Series] = []
+    training: list[Series] = []
     for row in result["rows"]:
         with (RESULTS / row["curve"]).open(encoding="utf-8") as file:
-            curve = [line for line in csv.DictReader(file) if line["eval/return_mean"]]
-        frames = [int(line["frames"]) for line in curve] + [row["frames"]]
-        returns = [float(line["eval/return_mean"]) for line in curve] + [row["return_mean"]]
-        label = "RL Lab, a line for each seed" if not series else None
-        series.append(Series(frames, returns, label, kind="both", width=1.2, alpha=0.8))
-    end = 2.2 * max(row["frames"] for row in result["rows"])
+            curve = list(csv.DictReader(file))
+        frames, returns = _column(curve, "collect/episode_return")
+        first = not scored
+        training.append(Series(frames, returns, "episodes while training" if first else None, width=0.8, alpha=0.35))
+        frames, returns = _column(curve, "eval/return_mean")
+        frames, returns = [*frames, row["frames"]], [*returns, row["return_mean"]]
+        scored.append(Series(frames, returns, "evaluations, each seed" if first else None, kind="both", width=1.2))
+    series = training + scored
+    end = 1.3 * max(row["frames"] for row in result["rows"])
     shown = {at: score for at, score in reference.items() if at <= end}
     if shown:
         series.append(Series(list(shown), list(shown.values()), "published", colour=PUBLISHED, kind="dots"))
     return Panel(series, title=name, x_label="frames", y_label="return")
+
+
+def _column(curve: list[dict[str, str]], name: str) -> tuple[list[int], list[float]]:
+    """Where that value was logged: frames and values."""
+    rows = [row for row in curve if row[name]]
+    return [int(row["frames"]) for row in rows], [float(row[name]) for row in rows]
 
 
 def _short(frames: int) -> str:
