@@ -48,6 +48,19 @@ def real_transitions(name: str) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", TASKS)
+def test_a_path_is_made_of_steps(name):
+    """Whole paths, which a task may compute in a faster way, pass the states that single steps pass."""
+    generator, task = torch.Generator().manual_seed(0), make_task(environment=name)
+    shape = (50, 12, task.action.encoded_size)
+    state = (2 * torch.rand(50, len(RANGES[name]), generator=generator) - 1) * torch.tensor(RANGES[name])
+    actions = 2 * torch.rand(shape, generator=generator) - 1
+    path = task.path(state, actions)
+    assert path.shape == (50, 13, state.shape[1])
+    for time in range(12):
+        torch.testing.assert_close(path[:, time + 1], task.step(path[:, time], actions[:, time]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", TASKS)
 def test_known_dynamics_are_gymnasiums(name):
     """Observation, reward and end of 1,000 random transitions, walls and wrap-arounds among them."""
     real = real_transitions(name)

@@ -66,17 +66,14 @@ class AnalyticSimulator(nn.Module, Simulator):
         """The dynamics step by step, then rewards and ends of all steps at once: far fewer operations."""
         if self.action_repeat > 1:
             return super().evaluate(state, actions, discount)
-        horizon, states = actions.shape[1], [state]
-        for action in actions.unbind(1):
-            states.append(self.task.step(states[-1], action))
-        path = torch.stack(states, 1)
+        horizon, path = actions.shape[1], self.task.path(state, actions)
         following = path[:, 1:].flatten(0, 1)
         reward = self.task.reward(path[:, :-1].flatten(0, 1), actions.flatten(0, 1), following)
         if self.shaping:
             reward = reward - self.shaping * self.task.distance(following)
         goes_on = (~self.task.terminated(following)).to(reward.dtype)
         total, weight = discounted(reward.view(-1, horizon), goes_on.view(-1, horizon), discount)
-        return Evaluation(total, weight, states[-1])
+        return Evaluation(total, weight, path[:, -1])
 
     def _once(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         following = self.task.step(state, action)

@@ -36,6 +36,15 @@ class ClassicControl(ABC):
         self, state: Float[Tensor, "batch state"], action: Float[Tensor, "batch action"]
     ) -> Float[Tensor, "batch state"]: ...
 
+    def path(
+        self, state: Float[Tensor, "batch state"], actions: Float[Tensor, "batch horizon action"]
+    ) -> Float[Tensor, "batch states state"]:
+        """The `horizon` + 1 states that these actions pass: what planners compute most."""
+        states = [state]
+        for action in actions.unbind(1):
+            states.append(self.step(states[-1], action))
+        return torch.stack(states, 1)
+
     @abstractmethod
     def reward(
         self,
@@ -110,6 +119,18 @@ class Pendulum(ClassicControl):
             -self.max_speed, self.max_speed
         )
         return torch.stack([torch.add(theta, speed, alpha=self.tau), speed], -1)
+
+    def path(self, state: Tensor, actions: Tensor) -> Tensor:
+        """The same steps in fewer operations: angles and speeds stay apart, and torques are scaled at once."""
+        theta, speed = state.unbind(-1)
+        thetas, speeds = [theta], [speed]
+        for push in (3.0 * self.torque * self.tau * actions[..., 0]).t().contiguous().unbind(0):
+            speed = torch.add(speed, theta.sin(), alpha=1.5 * self.gravity * self.tau)
+            speed = speed.add_(push).clamp_(-self.max_speed, self.max_speed)
+            theta = torch.add(theta, speed, alpha=self.tau)
+            thetas.append(theta)
+            speeds.append(speed)
+        return torch.stack(thetas + speeds).view(2, len(thetas), -1).permute(2, 1, 0)
 
     def reward(self, state: Tensor, action: Tensor, following: Tensor) -> Tensor:
         theta, speed = state.unbind(-1)
