@@ -6,9 +6,11 @@ import json
 import sys
 
 from rl_lab.cli import arguments
+from rl_lab.errors import ConfigError
 
 _EXAMPLE = """  rl-lab eval latest
-  rl-lab eval experiments/dreamer_v3_cartpole/20260131-120000-s0 --episodes 100 --seed 1 --json"""
+  rl-lab eval experiments/dreamer_v3_cartpole/20260131-120000-s0 --episodes 100 --seed 1 --json
+  rl-lab eval latest --planner icem horizon=12 samples=64"""
 
 
 def run(argv: list[str]) -> int:
@@ -20,13 +22,20 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--seed", type=arguments.natural, help="another seed, other episodes (default: the run's)")
     parser.add_argument("--video", action="store_true", help="record the first episode into the run's videos/")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    parser.add_argument(
+        "--planner", metavar="NAME", help="plan in the run's model with this one of controllers/planners"
+    )
+    parser.add_argument("settings", metavar="key=value", nargs="*", help="settings of --planner")
     options = parser.parse_intermixed_args(argv)
+    if options.settings and options.planner is None:
+        raise ConfigError(f"'{options.settings[0]}' is a setting of a planner: name it with --planner NAME.")
 
     from rl_lab.experiment.evaluate import evaluate_run
 
     result = evaluate_run(
-        options.run, run_root=options.run_root, episodes=options.episodes, seed=options.seed, video=options.video
-    )
+        options.run, run_root=options.run_root, episodes=options.episodes, seed=options.seed, video=options.video,
+        planner=options.planner, planner_settings=options.settings,
+    )  # fmt: skip
     if options.json:
         sys.stdout.write(json.dumps(result.as_dict()) + "\n")
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from rl_lab.environments.adapter import SpaceAdapter
 from rl_lab.environments.factory import build_environment
 from rl_lab.environments.settings import EnvironmentSettings
 from rl_lab.errors import ConfigError, RunNotFoundError
-from rl_lab.experiment.config import load_yaml, resolve
+from rl_lab.experiment.config import compose_option, load_yaml, resolve
 from rl_lab.experiment.device import resolve_device, resolve_precision
 from rl_lab.experiment.model import build_model
 from rl_lab.experiment.resume import find_checkpoint
@@ -27,6 +27,8 @@ from rl_lab.orchestration.run_state import load_agent
 from rl_lab.records import Observation
 from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import WorkflowContext
+
+PLANNERS = "controllers/planners"
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,26 @@ def load(
         built.env.close()
 
 
-def load_run(run: str | Path, *, run_root: str | Path = "experiments", device: str = "auto") -> LoadedRun:
-    """Rebuild the model from the run's own configuration and put its weights in place."""
+def load_run(
+    run: str | Path,
+    *,
+    run_root: str | Path = "experiments",
+    device: str = "auto",
+    planner: str | None = None,
+    planner_settings: Sequence[str] = (),
+) -> LoadedRun:
+    """Rebuild the model from the run's own configuration and put its weights in place.
+
+    `planner`, one of the group controllers/planners, takes the place of the run's own; `planner_settings` are key=value
+    of it. A planner has nothing that is learned, so any can plan in any model.
+    """
     directory, path = find_checkpoint(str(run), run_root)
     if not directory.config_yaml.is_file():
         raise RunNotFoundError(f"{directory.path} has no config.yaml: it is not a run, or it never started.")
-    config = resolve(load_yaml(directory.config_yaml))
+    stored = load_yaml(directory.config_yaml)
+    if planner is not None:
+        stored.setdefault("controllers", {})["planner"] = compose_option(PLANNERS, planner, planner_settings)
+    config = resolve(stored)
     config["experiment"]["device"] = device
     settings = validate(config)
     where = resolve_device(device)
@@ -91,7 +107,12 @@ def load_run(run: str | Path, *, run_root: str | Path = "experiments", device: s
         autocast_dtype=resolve_precision(settings.training.precision, where),
     )
     model.workflow.initialize(context)
-    load_agent(checkpoint, model.workflow, context)
+    if planner is not None and getattr(model.workflow, "planner", None) is None:
+        raise ConfigError(
+            f"planner={planner}: {directory.path} is a run of {model.workflow.name}, which has no model to plan in. "
+            "MPC, MBMPC, PlaNet, the Dreamers, TD-MPC and TD-MPC2 have one."
+        )
+    load_agent(checkpoint, model.workflow, context, exchanged=() if planner is None else ("planner",))
     return LoadedRun(directory, config, settings, model.workflow, checkpoint)
 
 

@@ -36,7 +36,7 @@ def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = ()) 
             raise ConfigError(f"'{override.input_line}' names several values: add -m to train one run for each.")
     normal = normalise(parsed, folders)
     experiment = next(line.partition("=")[2] for line in normal if line.startswith("+experiment="))
-    config = _compose(normal, folders)
+    config = _compose(normal)
     if config.experiment.get("name") is None:
         config.experiment.name = experiment
     _choose_size(config)
@@ -65,7 +65,7 @@ def normalise(parsed: Sequence[Override], folders: Sequence[registry.ConfigFolde
     A value whose key does not exist is let through here, so that validation can answer every unknown key alike.
     """
     known_groups = registry.groups(folders)
-    lines = [f"hydra.searchpath=[{','.join(_quoted(folder) for folder in folders[1:])}]"] if folders[1:] else []
+    lines = _searchpath(folders)
     experiments: list[str] = []
     for override in parsed:
         key, line = override.key_or_group, override.input_line or ""
@@ -84,27 +84,46 @@ def normalise(parsed: Sequence[Override], folders: Sequence[registry.ConfigFolde
     return [*(experiments or [f"+experiment={DEFAULT_EXPERIMENT}"]), *lines]
 
 
+def compose_option(group: str, option: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """One option of a group, such as `cem` of controllers/planners, with its own keys set. Interpolations stay."""
+    folders = registry.config_folders()
+    _check_choice(group, option, folders)
+    place = group.replace("/", ".")
+    lines = [f"++{place}.{override.input_line}" for override in parse_overrides(overrides)]
+    config = _compose([*_searchpath(folders), *lines], f"{group}/{option}")
+    node = OmegaConf.select(config, place)
+    assert isinstance(node, DictConfig)
+    return node
+
+
 def _check_option(override: Override, folders: Sequence[registry.ConfigFolder]) -> None:
-    group = override.key_or_group
-    known = registry.names(folders, group)
     value = override.value()
-    choices = [choice for choice in getattr(value, "list", None) or [value] if isinstance(choice, str)]
-    for choice in choices:
-        if choice not in known:
-            raise ConfigError(f"{group}={choice}: there is no such {group}.{nearest(choice, known)} See: rl-lab list.")
+    for choice in getattr(value, "list", None) or [value]:
+        if isinstance(choice, str):
+            _check_choice(override.key_or_group, choice, folders)
+
+
+def _check_choice(group: str, choice: str, folders: Sequence[registry.ConfigFolder]) -> None:
+    known = registry.names(folders, group)
+    if choice not in known:
+        raise ConfigError(f"{group}={choice}: there is no such {group}.{nearest(choice, known)} See: rl-lab list.")
+
+
+def _searchpath(folders: Sequence[registry.ConfigFolder]) -> list[str]:
+    return [f"hydra.searchpath=[{','.join(_quoted(folder) for folder in folders[1:])}]"] if folders[1:] else []
 
 
 def _quoted(folder: registry.ConfigFolder) -> str:
     return "'file://" + str(folder.path).replace("'", "\\'") + "'"
 
 
-def _compose(lines: Sequence[str], folders: Sequence[registry.ConfigFolder]) -> DictConfig:
+def _compose(lines: Sequence[str], config_name: str = "config") -> DictConfig:
     resolvers.register()
     outer = GlobalHydra.instance().hydra  # a sweep is running: composing must not end it
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
-            config = hydra_compose("config", overrides=list(lines))
+            config = hydra_compose(config_name, overrides=list(lines))
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(one_line(error)) from error
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ class RunEvaluation:
     seed: int
     result: EvaluationResult
     video: Path | None
+    planner: str | None = None  # another one than the run's own, with its settings
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -31,6 +33,7 @@ class RunEvaluation:
             "environment": self.environment,
             "seed": self.seed,
             "mode": "greedy",
+            **({"planner": self.planner} if self.planner else {}),
             **self.result.metrics(),
             "returns": list(self.result.returns),
             "lengths": list(self.result.lengths),
@@ -40,7 +43,8 @@ class RunEvaluation:
     def text(self) -> str:
         result = self.result
         lines = [
-            f"{self.run} ({self.checkpoint}) in {self.environment}, seed {self.seed}, greedy",
+            f"{self.run} ({self.checkpoint}) in {self.environment}, seed {self.seed}, greedy"
+            + (f", planner {self.planner}" if self.planner else ""),
             f"return {result.return_mean:.2f} ± {result.return_std:.2f} over {len(result.returns)} episodes "
             f"(from {min(result.returns):.2f} to {max(result.returns):.2f})",
         ]
@@ -54,9 +58,14 @@ def evaluate_run(
     episodes: int | None = None,
     seed: int | None = None,
     video: bool = False,
+    planner: str | None = None,
+    planner_settings: Sequence[str] = (),
 ) -> RunEvaluation:
-    """Play held-out episodes. Without a seed and a number they are those of the run's own final evaluation."""
-    loaded = load_run(run, run_root=run_root)
+    """Play held-out episodes. Without a seed and a number they are those of the run's own final evaluation.
+
+    With `planner`, another planner plans in the model of the run.
+    """
+    loaded = load_run(run, run_root=run_root, planner=planner, planner_settings=planner_settings)
     settings = loaded.settings
     set_threads(settings.training.threads, loaded.workflow.context.device)
     seed = settings.experiment.seed if seed is None else seed
@@ -70,4 +79,7 @@ def evaluate_run(
     path = None
     if result.frames is not None:
         path = write_video(loaded.run.path / "videos" / f"eval-s{seed}.mp4", result.frames)
-    return RunEvaluation(loaded.run.path, loaded.checkpoint.path.name, settings.environment.id, seed, result, path)
+    return RunEvaluation(
+        loaded.run.path, loaded.checkpoint.path.name, settings.environment.id, seed, result, path,
+        " ".join([planner, *planner_settings]) if planner else None,
+    )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -37,14 +38,18 @@ def gather_state(workflow: Workflow, context: WorkflowContext, scheduler: PhaseS
     }
 
 
-def load_agent(checkpoint: Checkpoint, workflow: Workflow, context: WorkflowContext) -> None:
-    """Put the weights, and what else the workflow keeps, in place."""
+def load_agent(
+    checkpoint: Checkpoint, workflow: Workflow, context: WorkflowContext, *, exchanged: Collection[str] = ()
+) -> None:
+    """Put the weights, and what else the workflow keeps, in place. `exchanged` controllers stay as they were built."""
     _check_names(checkpoint, "components", set(context.components))
-    _check_names(checkpoint, "controllers", set(context.controllers))
+    _check_names(checkpoint, "controllers", set(context.controllers), exchanged)
+    controllers = dict(checkpoint.state["controllers"])
+    controllers |= {role: context.controllers.get(role).state_dict() for role in exchanged}
     try:
         for name, module in context.components.items():
             module.load_state_dict(checkpoint.state["components"][name])
-        context.controllers.load_state_dict(checkpoint.state["controllers"])
+        context.controllers.load_state_dict(controllers)
     except RuntimeError as error:  # torch's words for other shapes or names
         raise CheckpointError(
             f"{checkpoint.path} does not fit this model: {' '.join(str(error).split())[:600]}."
@@ -75,10 +80,10 @@ def vary_random_streams(seed: int, attempt: int) -> None:
     torch.manual_seed(random.Random(f"{seed}-{attempt}").getrandbits(62))
 
 
-def _check_names(checkpoint: Checkpoint, group: str, here: set[str]) -> None:
-    saved = set(checkpoint.state[group])
-    if saved != here:
-        difference = ", ".join(sorted(saved ^ here))
+def _check_names(checkpoint: Checkpoint, group: str, here: set[str], exchanged: Collection[str] = ()) -> None:
+    difference = (set(checkpoint.state[group]) ^ here) - set(exchanged)
+    if difference:
         raise CheckpointError(
-            f"{checkpoint.path} has other {group} than this run: {difference}. Resume with the run's own config.yaml."
+            f"{checkpoint.path} has other {group} than this run: {', '.join(sorted(difference))}. Resume with the run's"
+            " own config.yaml."
         )

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# A model's state: a tensor, or (nested) dicts and tuples of tensors, each [batch, ...]. Planners only pass it on.
+# A model's state: a tensor, or (nested) dicts and tuples of tensors, each [batch, ...], or None where a model leaves a
+# part out. Planners only pass it on.
 ModelState = Any
 Policy = Callable[[ModelState], Float[Tensor, "batch action"]]
 
@@ -131,6 +132,8 @@ def discounted(
 
 def map_state(function: Callable[[Tensor], Tensor], state: ModelState) -> ModelState:
     """Apply a function to every tensor of a model state."""
+    if state is None:
+        return None
     if isinstance(state, Tensor):
         return function(state)
     if isinstance(state, Mapping):

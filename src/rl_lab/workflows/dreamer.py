@@ -18,6 +18,7 @@ from rl_lab.components.behaviours import ActorCritic, BehaviourRules, Learned
 from rl_lab.components.behaviours.actor_critic import Gradient
 from rl_lab.components.controllers.actors import Actor
 from rl_lab.components.controllers.critics import Critic
+from rl_lab.components.planners.base import Planner
 from rl_lab.components.predictors import ContinuePredictor
 from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.errors import ConfigError, nearest
@@ -25,9 +26,10 @@ from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.capture import Branch, CapturedStep, compile_block
 from rl_lab.nn.normalizers import ReturnNormalizer
 from rl_lab.records import SequenceBatch
+from rl_lab.simulation.latent import LatentSimulator
 from rl_lab.workflows.base import Mode
 from rl_lab.workflows.context import PhaseView, WorkflowContext
-from rl_lab.workflows.latent import PROBE_SCALE, LatentWorkflow, Replayed
+from rl_lab.workflows.latent import DECODED, PROBE_SCALE, LatentWorkflow, Replayed
 
 Losses = dict[str, Tensor]
 GradientChoice = Gradient | Literal["auto"]  # auto: reinforce for discrete actions, dynamics for continuous ones
@@ -47,7 +49,11 @@ class CapturableOptimizer(Protocol):
 
 
 class Dreamer(LatentWorkflow):
-    """A version adds its settings, its form of the KL terms, and the rules of its behaviour."""
+    """A version adds its settings, its form of the KL terms, and the rules of its behaviour.
+
+    With `controllers.planner` an evaluation plans in the world model, with the actor's ideas and the critic's values
+    where the planner wants them. Data is collected, and dreams are dreamt, by the actor as ever.
+    """
 
     update_hooks = ("update",)
     captures_acting = True
@@ -103,6 +109,15 @@ class Dreamer(LatentWorkflow):
             self.behaviour_rules(), rssm=self.rssm, reward=self.reward, continuation=self.continuation,
             discount=self.discount, actor=self.actor, critic=self.critic, return_scale=return_scale,
         )  # fmt: skip
+        self.model = LatentSimulator(
+            rssm=self.rssm, reward=self.reward, action_size=self.codec.encoded_size, encode=self._embed,
+            continuation=self.continuation, value=lambda features: self.critic.mean(self.critic(features)),
+            policy=lambda features: self.actor.distribution(self.actor(features)).sample().clamp(-1.0, 1.0),
+        )  # fmt: skip
+        context.simulator.attach(self.model)
+        if "planner" in context.controllers:
+            self.planner = context.controller("planner", Planner)
+            self.planner.attach(context.simulator)
         # There are none where the run is only loaded to act.
         self.optimizers: dict[str, CapturableOptimizer] = {
             name: context.optimizer(name, CapturableOptimizer) for name in context.optimizers
@@ -127,6 +142,12 @@ class Dreamer(LatentWorkflow):
     def _changing_tensors(self) -> list[Tensor]:
         states = [tensor for optimizer in self.optimizers.values() for tensor in optimizer.state_tensors()]
         return self._model_tensors() + states
+
+    def _act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
+        if self.planner is None or mode == "train":
+            return super()._act(inputs, mode)
+        plan, latent = self._planned(inputs)
+        return {DECODED: self.codec.decode(plan.action), **self._state_after(plan, latent, inputs)}
 
     def _choose_action(self, latent: LatentState, *, mode: Mode) -> Tensor:
         """A sample while training; the likeliest action in an evaluation."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.actions import ActionCodec
 from rl_lab.components.decoders import ObservationModel
+from rl_lab.components.planners.base import Plan, Planner
 from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
 from rl_lab.components.representation_learners.base import LatentState, StateSpaceModel, stack_states
 from rl_lab.nn.capture import CapturedStep
@@ -29,6 +30,7 @@ from rl_lab.records import (
     Observation,
     SequenceBatch,
 )
+from rl_lab.simulation.latent import LatentSimulator
 from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import PhaseView, WorkflowContext
 
@@ -36,6 +38,7 @@ from rl_lab.workflows.context import PhaseView, WorkflowContext
 # gradients together hardly sees them, it is small.
 PROBE_SCALE = 0.01
 DECODED = "decoded"  # among the outputs of acting: the action as the environment takes it
+PLAN = "plan."  # prefix of what the planner remembers, in the agent's state
 
 
 class Replayed(NamedTuple):
@@ -58,6 +61,8 @@ class LatentWorkflow(Workflow):
     """
 
     captures_acting: ClassVar[bool] = False  # whether choosing an action never waits for the device
+    model: LatentSimulator  # what is planned in
+    planner: Planner | None = None
 
     def __init__(self, *, batch_size: int, sequence_length: int, train_ratio: float, stored_latents: bool) -> None:
         self.batch_size, self.sequence_length, self.train_ratio = batch_size, sequence_length, train_ratio
@@ -84,7 +89,10 @@ class LatentWorkflow(Workflow):
 
     def initial_state(self, num_envs: int) -> AgentState:
         latent = self.rssm.initial(num_envs)
-        return _agent_state(latent, latent.deter.new_zeros(num_envs, self.codec.encoded_size))
+        planner = self.planner
+        memory = planner.initial_memory(num_envs) if planner is not None and planner.warm_start else {}
+        state = _agent_state(latent, latent.deter.new_zeros(num_envs, self.codec.encoded_size))
+        return state | {PLAN + name: value for name, value in memory.items()}
 
     @torch.no_grad()
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
@@ -102,7 +110,7 @@ class LatentWorkflow(Workflow):
             embed = self._embed(_observation(inputs))
             latent, _ = self.rssm.observe_step(_latent(inputs), inputs["action"], embed)
             action = self._choose_action(latent, mode=mode)
-        return {DECODED: self.codec.decode(action), **_agent_state(latent, action)}
+        return {DECODED: self.codec.decode(action), **_agent_state(latent, action), **_plan_memory(inputs)}
 
     def _captured_act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
         """`_act` as a CUDA graph, one for each mode and number of environments."""
@@ -111,6 +119,26 @@ class LatentWorkflow(Workflow):
             self._act_graphs[key] = CapturedStep(lambda tensors: self._act(tensors, mode), list)
         # The next call overwrites the graph's outputs; a state belongs to the caller.
         return {name: value.clone() for name, value in self._act_graphs[key](inputs).items()}
+
+    @torch.no_grad()
+    def plan(self, observation: Observation, state: AgentState) -> tuple[Plan, LatentState]:
+        device = self.context.device
+        inputs = {OBSERVATION_PREFIX + key: torch.as_tensor(value, device=device) for key, value in observation.items()}
+        return self._planned(inputs | state)
+
+    def _planned(self, inputs: Mapping[str, Tensor]) -> tuple[Plan, LatentState]:
+        """Filter the new observation into the latent state, and plan from there."""
+        assert self.planner is not None
+        memory = {name.removeprefix(PLAN): value for name, value in _plan_memory(inputs).items()}
+        with self.context.autocast():
+            latent = self.model.observe(_observation(inputs), previous=_latent(inputs), action=inputs["action"])
+            plan = self.planner.plan(latent, memory or self.planner.initial_memory(len(inputs["action"])))
+        return plan, latent
+
+    def _state_after(self, plan: Plan, latent: LatentState, inputs: Mapping[str, Tensor]) -> AgentState:
+        """The agent's state when the plan's first action is taken."""
+        memory = {PLAN + name: value for name, value in plan.memory.items() if PLAN + name in inputs}
+        return _agent_state(latent, plan.action) | memory
 
     def record_specs(self) -> dict[str, FieldSpec]:
         return self.latent_specs
@@ -218,6 +246,10 @@ def _observation(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The observation out of a flat dict."""
     prefix = OBSERVATION_PREFIX
     return {name.removeprefix(prefix): value for name, value in inputs.items() if name.startswith(prefix)}
+
+
+def _plan_memory(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value for name, value in inputs.items() if name.startswith(PLAN)}
 
 
 def _latent(state: Mapping[str, Tensor]) -> LatentState:

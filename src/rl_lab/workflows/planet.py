@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.planners.base import Plan, Planner
+from rl_lab.components.planners.base import Planner
 from rl_lab.components.predictors import ContinuePredictor
 from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.errors import ConfigError, nearest
@@ -30,7 +30,6 @@ from rl_lab.workflows.latent import PROBE_SCALE, LatentWorkflow, Replayed
 LOSS_SCALES = {
     "observation": 1.0, "probe": PROBE_SCALE, "reward": 10.0, "continue": 1.0, "divergence": 1.0, "overshooting": 0.0,
 }  # fmt: skip
-PLAN = "plan."  # prefix of what the planner remembers, in the agent's state
 
 Losses = dict[str, Tensor]
 Step = Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -79,7 +78,7 @@ class PlaNet(LatentWorkflow):
         self.preprocess = context.components.get("preprocess", nn.Identity())
         predictor = context.components.get("continue")
         self.continuation = predictor if isinstance(predictor, ContinuePredictor) else None
-        self.planner = context.controller("planner", Planner)
+        self.planner: Planner = context.controller("planner", Planner)
         self.optimizer = context.optimizer("main", FlatAdam) if context.optimizers else None  # none where it only acts
         self.model = LatentSimulator(
             rssm=self.rssm, reward=self.reward, action_size=self.codec.encoded_size, encode=self._embed,
@@ -195,10 +194,6 @@ class PlaNet(LatentWorkflow):
 
     # Planning ---------------------------------------------------------------------------------------------------------
 
-    def initial_state(self, num_envs: int) -> AgentState:
-        memory = self.planner.initial_memory(num_envs) if self.planner.warm_start else {}
-        return super().initial_state(num_envs) | {PLAN + name: value for name, value in memory.items()}
-
     @torch.no_grad()
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
         """Filter the new observation into the latent state, and plan from there."""
@@ -220,28 +215,8 @@ class PlaNet(LatentWorkflow):
         outputs = self._plain_act_eval(inputs)
         return outputs | {"action": self._explored(outputs["action"])}
 
-    @torch.no_grad()
-    def plan(self, observation: Observation, state: AgentState) -> tuple[Plan, LatentState]:
-        device = self.context.device
-        inputs = {OBSERVATION_PREFIX + key: torch.as_tensor(value, device=device) for key, value in observation.items()}
-        return self._planned(inputs | state)
-
-    def _planned(self, inputs: dict[str, Tensor]) -> tuple[Plan, LatentState]:
-        size = len(OBSERVATION_PREFIX)
-        observation = {name[size:]: value for name, value in inputs.items() if name.startswith(OBSERVATION_PREFIX)}
-        previous = LatentState(inputs["deter"], inputs["stoch"], inputs.get("memory"))
-        memory = {name.removeprefix(PLAN): value for name, value in inputs.items() if name.startswith(PLAN)}
-        with self.context.autocast():
-            latent = self.model.observe(observation, previous=previous, action=inputs["action"])
-            plan = self.planner.plan(latent, memory or self.planner.initial_memory(len(inputs["deter"])))
-        return plan, latent
-
     def _plain_act_eval(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        plan, latent = self._planned(inputs)
-        outputs = {"deter": latent.deter.float(), "stoch": latent.stoch.float(), "action": plan.action.float()}
-        if latent.memory is not None:
-            outputs["memory"] = latent.memory.float()
-        return outputs | {PLAN + name: value for name, value in plan.memory.items() if PLAN + name in inputs}
+        return self._state_after(*self._planned(inputs), inputs)
 
     def _explored(self, action: Tensor) -> Tensor:
         """Noise while data is collected: added and clipped, or, for classes, a random action now and then."""

@@ -1,0 +1,115 @@
+"""Another planner in the model of a trained run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.workflows.dreamer_parts import CONTINUOUS, make_dreamer
+from tests.workflows.tdmpc_parts import make_workflow
+
+from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.planners.cem import CEM
+from rl_lab.components.planners.gradient import GradientPlanner
+from rl_lab.components.planners.policy_guided import PolicyGuided
+from rl_lab.errors import CheckpointError, ConfigError
+from rl_lab.experiment.evaluate import evaluate_run
+from rl_lab.orchestration.checkpoint import Checkpoint
+from rl_lab.orchestration.run_state import agent_state, load_agent
+
+SMALL = ["horizon=2", "samples=4", "elites=2", "iterations=1"]
+
+
+def planning_dreamer(planner: type, **settings):
+    """A small Dreamer that plans in its evaluations."""
+    workflow = make_dreamer(action=CONTINUOUS)
+    workflow.planner = planner(action=CONTINUOUS, horizon=3, discount=0.9, **settings)
+    workflow.planner.attach(workflow.context.simulator)
+    return workflow
+
+
+def observation(envs: int) -> dict[str, np.ndarray]:
+    return {"vector": np.random.default_rng(0).normal(size=(envs, 4)).astype(np.float32)}
+
+
+def test_a_dreamers_run_is_evaluated_with_a_planner(dreamer_run: Path) -> None:
+    """The run's configuration has no planner; the one that is asked for plans in its RSSM, and its name is told."""
+    result = evaluate_run(dreamer_run, episodes=2, planner="cem", planner_settings=SMALL)
+    assert len(result.result.returns) == 2
+    assert result.as_dict()["planner"] == "cem " + " ".join(SMALL)
+    assert "planner cem horizon=2" in result.text()
+    assert "planner" not in evaluate_run(dreamer_run, episodes=1).as_dict()
+
+
+def test_what_cannot_plan_is_told_so(dreamer_run: Path, random_run: Path) -> None:
+    """A workflow without a model, a discrete action in the gradient planner, a setting that no planner has."""
+    with pytest.raises(ConfigError, match="no model to plan in"):
+        evaluate_run(random_run, planner="cem")
+    with pytest.raises(ConfigError, match="continuous actions"):
+        evaluate_run(dreamer_run, planner="gradient")
+    with pytest.raises(ConfigError, match="horizn"):
+        evaluate_run(dreamer_run, planner="cem", planner_settings=["horizn=3"])
+
+
+def test_the_command_names_what_is_missing(rl_lab: Callable, dreamer_run: Path) -> None:
+    """Settings without a planner, and a planner that does not exist."""
+    assert "--planner" in rl_lab("eval", dreamer_run, "horizon=3")[2]
+    code, _, errors = rl_lab("eval", dreamer_run, "--planner", "icm")
+    assert code == 2
+    assert "icem" in errors
+
+
+def test_a_dreamer_plans_in_evaluations_alone() -> None:
+    """While training the actor acts as without a planner; in an evaluation the plan's first action is taken and the
+    rest of it is remembered, for each environment."""
+    workflow = planning_dreamer(CEM, samples=8, elites=2, iterations=2)
+    state = workflow.initial_state(3)
+    torch.manual_seed(1)
+    plan, _ = workflow.plan(observation(3), state)
+    torch.manual_seed(1)
+    action, after = workflow.act(observation(3), state, mode="eval")
+    np.testing.assert_allclose(action, plan.action.numpy(), atol=1e-6)
+    torch.testing.assert_close(after["plan.plan_mean"], plan.memory["plan_mean"])
+    assert after.keys() == state.keys()
+    cleared = workflow.reset_state(after, np.array([True, False, False]))
+    assert cleared["plan.plan_known"].tolist() == [0.0, 1.0, 1.0]
+    torch.manual_seed(1)
+    sampled, trained = workflow.act(observation(3), state, mode="train")
+    workflow.planner = None
+    without = workflow.initial_state(3)
+    torch.manual_seed(1)
+    plain, _ = workflow.act(observation(3), without, mode="train")
+    np.testing.assert_array_equal(sampled, plain)
+    assert trained.keys() == state.keys()
+
+
+def test_an_rssm_has_all_that_planners_ask_for() -> None:
+    """The actor guides, the critic's value ends a plan, and gradients reach the actions through the latents."""
+    guided = planning_dreamer(PolicyGuided, samples=6, policy_samples=2, elites=2, iterations=1)
+    plan, latent = guided.plan(observation(2), guided.initial_state(2))
+    assert plan.is_finite.all()
+    features = latent.features
+    torch.testing.assert_close(guided.model.value(latent), guided.critic.mean(guided.critic(features)))
+    climbing = planning_dreamer(GradientPlanner, restarts=2, iterations=2)
+    plan, _ = climbing.plan(observation(2), climbing.initial_state(2))
+    assert plan.is_finite.all()
+
+
+def test_the_state_of_another_planner_is_left_out() -> None:
+    """TD-MPC2's planner keeps a buffer in its checkpoints; CEM, put in its place, has none. Else names must agree."""
+    saved = make_workflow()
+    checkpoint = Checkpoint(Path("step-1"), "tdmpc2", 1, agent_state(saved, saved.context))
+    other = make_workflow()
+    controllers = dict(other.context.controllers.items())
+    planner = CEM(action=other.context.action_spec, horizon=2)
+    context = replace(other.context, controllers=ControllerManager(controllers | {"planner": planner}))
+    with pytest.raises(CheckpointError):
+        load_agent(checkpoint, other, context)
+    with torch.no_grad():
+        next(saved.q.parameters()).add_(1.0)
+    load_agent(checkpoint, other, context, exchanged=("planner",))
+    torch.testing.assert_close(next(other.q.parameters()), next(saved.q.parameters()))
