@@ -23,6 +23,7 @@ from rl_lab.experiment.settings import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 BESIDE_SB3 = ("ppo_cartpole", "dqn_cartpole")
+MATRIX_TASKS = ("CartPole-v1", "Pendulum-v1")
 
 
 def main() -> None:
@@ -53,6 +54,11 @@ def contents() -> dict[str, str]:
     parts |= {f"curves {page}": curves_table(page) for page in published()}
     parts |= {"speed cpu": cpu_table(speed / "dreamer_v3_cpu.json")}
     parts |= {"speed atari": atari_table(speed / "dreamer_v3_atari.json")}
+    parts |= {"speed planners": planners_table(speed / "planners.json")}
+    parts |= {
+        f"planner matrix {name}": matrix_table(ROOT / "results" / "matrix" / "planners.json", name)
+        for name in MATRIX_TASKS
+    }
     parts |= {f"speed {name}": side_by_side_table(speed / f"{name}.json") for name in BESIDE_SB3}
     return parts | {"cartpole": experiment_file("dreamer_v3_cartpole")}
 
@@ -204,6 +210,47 @@ def atari_table(path: Path) -> str:
     ]
     head = ["Environments", "Overlap", "Back end", "Env steps / s", "Updates / s"]
     return _table(head, rows) if rows else "Not recorded yet."
+
+
+def planners_table(path: Path) -> str:
+    """What benchmarks/planners.py wrote: CPU milliseconds for a decision of one environment, and their share."""
+    if not path.exists():
+        return "Not recorded yet."
+    result = json.loads(path.read_text(encoding="utf-8"))
+    rows = []
+    for row in result["rows"]:
+        own, alone, other = row["rl_lab"], row["rl_lab_one"], row["mbrl"]
+        times = [f"{part['cpu_ms']:.2f} ms ({part['cpu_share']:.0%})" for part in (alone, own)]
+        returns = [f"{part['return_mean']:.1f}" for part in (own, other)]
+        rows.append([row["planner"], *returns, *times, f"{other['cpu_ms']:.2f} ms"])
+    together = f"{result['environments_in_one_call']} in one call"
+    head = ["", "Return", "mbrl-lib's return", "One environment", together, "mbrl-lib, one environment"]
+    versions = f"mbrl-lib {result['versions']['mbrl']}, PyTorch {result['versions']['torch']}"
+    machine = f"one thread, load {result['load_average']} on {result['cores']} cores"
+    return _table(head, rows) + f"\n\n{result['episodes']} episodes, {versions}, {machine}."
+
+
+def matrix_table(path: Path, environment: str) -> str:
+    """What benchmarks/planner_matrix.py wrote of one environment: planners down, models across."""
+    if not path.exists():
+        return "Not recorded yet."
+    result = json.loads(path.read_text(encoding="utf-8"))
+    models = [model for model in result["models"] if model["environment"] == environment]
+    cells = {(cell["planner"], cell["model"]): cell for cell in result["cells"] if cell["environment"] == environment}
+    planners = list(dict.fromkeys(planner for planner, _ in cells))
+    rows = [
+        [_planner_name(planner), *(_cell(cells[planner, model["model"]]) for model in models)] for planner in planners
+    ]
+    return _table(["Planner", *(f"{model['model']}: `{model['experiment']}`" for model in models)], rows)
+
+
+def _planner_name(planner: str) -> str:
+    return f"`{planner}`" if planner.isidentifier() else planner
+
+
+def _cell(cell: dict[str, Any]) -> str:
+    """A score and its deviation over episodes, or why there is none."""
+    return cell["reason"] if "reason" in cell else f"{cell['return_mean']:.1f} ± {cell['return_std']:.0f}"
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
