@@ -73,7 +73,7 @@ def test_kernels_in_half_precision_stay_within_its_rounding(sizes):
     from rl_lab.components.representation_learners.kernel_loops import KernelLoops
 
     shape, weights, inputs, grads = make_problem(**SIZES[sizes], dtype=torch.bfloat16)
-    assert KernelLoops().suit(weights)
+    assert KernelLoops().suit(inputs, weights)
     plain, fused = (loops.forward(inputs, weights, shape) for loops in (StepLoops(), KernelLoops()))
     assert (plain.stoch[0] == fused.stoch[0]).float().mean() > 0.99
     for name in ("deter", "logits", "inputs_pre", "core_pre", "gates", "posterior_pre"):

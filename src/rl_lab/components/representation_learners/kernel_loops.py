@@ -11,15 +11,14 @@ from torch import Tensor
 
 from rl_lab.components.representation_learners import posterior_kernels as kernels
 from rl_lab.components.representation_learners.posterior_scan import (
-    NORM_EPS,
     Path,
     PathGradients,
     ScanInputs,
     ScanShape,
     ScanWeights,
+    norm_tables,
     with_first,
 )
-from rl_lab.nn.math import at_least_float32
 
 WARPS = 4
 SMALLEST_PART = 16  # of the inner dimension, that a warp can multiply
@@ -43,15 +42,6 @@ class Tables(NamedTuple):
     deter_drag: Tensor  # [T, B, D] through the deter layer
     stoch_drag: Tensor  # [T, B, Z] through the stoch layer
     posterior_drag: Tensor  # [T, B, D] through the posterior layer
-
-
-def norm_tables(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(slope, drag): the gradient through norm_silu is slope·grad - mean(slope·grad·x)·drag."""
-    x = at_least_float32(x)
-    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)
-    y = x * scale * weight
-    gate = torch.sigmoid(y)
-    return scale * weight * gate * (1 + y * (1 - gate)), x * scale.square()
 
 
 def backward_tables(path: Path, weights: ScanWeights, shape: ScanShape) -> Tables:
@@ -84,7 +74,7 @@ class KernelLoops(NamedTuple):
         """Copies of a model share its loops: these hold no weights, and a thread cannot be copied."""
         return self
 
-    def suit(self, weights: ScanWeights) -> bool:
+    def suit(self, inputs: ScanInputs, weights: ScanWeights) -> bool:
         """Whether there are kernels for these: bfloat16, and sizes that the warps can share."""
         block, (stoch, hidden) = weights.block.shape[1], weights.stoch.shape
         least = WARPS * SMALLEST_PART

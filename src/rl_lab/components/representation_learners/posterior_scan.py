@@ -88,8 +88,8 @@ class PathGradients(NamedTuple):
 class Loops(Protocol):
     """The two loops over time."""
 
-    def suit(self, weights: ScanWeights) -> bool:
-        """Whether they can run with weights of this kind."""
+    def suit(self, inputs: ScanInputs, weights: ScanWeights) -> bool:
+        """Whether they are made for tensors of this kind and size."""
         ...
 
     def forward(self, inputs: ScanInputs, weights: ScanWeights, shape: ScanShape) -> Path: ...
@@ -133,6 +133,15 @@ def norm_silu_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor,
     grad_normed = grad_scaled * weight
     grad_x = scale * (grad_normed - normed * (grad_normed * normed).mean(-1, keepdim=True))
     return grad_x, grad_scaled * normed
+
+
+def norm_tables(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(slope, drag): the gradient through norm_silu is slope·grad - mean(slope·grad·x)·drag."""
+    x = at_least_float32(x)
+    scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)
+    y = x * scale * weight
+    gate = torch.sigmoid(y)
+    return scale * weight * gate * (1 + y * (1 - gate)), x * scale.square()
 
 
 def halves(function: Callable[..., Any], *tensors: Tensor) -> tuple[Any, Any]:
@@ -268,7 +277,7 @@ class StepLoops(NamedTuple):
     forward_step: Callable[..., tuple[Path, Tensor]] = forward_step
     backward_step: Callable[..., tuple[Carry, PathGradients]] = backward_step
 
-    def suit(self, weights: ScanWeights) -> bool:
+    def suit(self, inputs: ScanInputs, weights: ScanWeights) -> bool:
         return True
 
     def forward(self, inputs: ScanInputs, weights: ScanWeights, shape: ScanShape) -> Path:

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rl_lab.components.representation_learners.base import CategoricalModel, LatentState
+from rl_lab.components.representation_learners.host_loops import HostLoops
 from rl_lab.components.representation_learners.posterior_scan import (
     PosteriorScan,
     ScanFunctions,
@@ -55,18 +56,18 @@ class BlockRSSM(CategoricalModel):
         self.posterior_logits = Linear(hidden, self.stoch_size)
         self.prior_layers = MLP(deter, hidden, prior_layers)
         self.prior_logits = Linear(hidden, self.stoch_size)
-        self._scan_functions = ScanFunctions()
-        self._kernel_functions: ScanFunctions | None = None
+        self._scans = [ScanFunctions(HostLoops()), ScanFunctions()]  # the first that suits is taken
 
     def compile_steps(self) -> None:
         super().compile_steps()
         steps = StepLoops(compile_block(forward_step), compile_block(backward_step))
-        self._scan_functions = ScanFunctions(steps, compile_block(outside_gradients))
+        compiled = ScanFunctions(steps, compile_block(outside_gradients))
+        self._scans = [compiled]
         if self.core.bias.is_cuda:
             from rl_lab.components.representation_learners.kernel_loops import KernelLoops, backward_tables
 
             loops = KernelLoops(compile_block(backward_tables))
-            self._kernel_functions = self._scan_functions._replace(loops=loops)
+            self._scans.insert(0, compiled._replace(loops=loops))
 
     # One step at a time -----------------------------------------------------------------------------------------------
 
@@ -116,9 +117,7 @@ class BlockRSSM(CategoricalModel):
                 initial.deter.to(dtype), initial.stoch.to(dtype), keep.to(at_least_float32(embed).dtype),
                 action_part, embed_part, noise,
             )  # fmt: skip
-            functions = self._scan_functions
-            if self._kernel_functions is not None and self._kernel_functions.loops.suit(weights):
-                functions = self._kernel_functions
+            functions = next(functions for functions in self._scans if functions.loops.suit(inputs, weights))
             deter, stoch, logits = PosteriorScan.apply(functions, self.scan_shape, *inputs, *weights)
         states = LatentState(deter.transpose(0, 1), stoch.transpose(0, 1))
         return states, self.grid(logits.transpose(0, 1))
