@@ -24,6 +24,11 @@ def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def in_full_on_host(x: Tensor) -> bool:
+    """Whether this is computed with on the CPU and without rounding to half precision: there NumPy can do so too."""
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+
+
 def softmax(logits: Float[Tensor, "*lead classes"]) -> Float[Tensor, "*lead classes"]:
     """Over the last axis. On the CPU torch's own takes several times as long where that axis is short."""
     if logits.device.type != "cpu" or logits.shape[-1] >= SHORT_AXIS:

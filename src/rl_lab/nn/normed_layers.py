@@ -29,17 +29,18 @@ def normed_layers(x: Tensor, layers: list[LayerTensors], eps: float) -> Tensor:
     else:
         outputs = rows
         for layer in layers:
-            normed, _ = _normed(outputs, layer, eps)
-            outputs = F.silu(normed.mul_(layer.scale), inplace=True)
+            outputs = torch.addmm(layer.bias, outputs, layer.weight.t())
+            normalize_(outputs, eps)
+            outputs = F.silu(outputs.mul_(layer.scale), inplace=True)
     return outputs.view(*x.shape[:-1], -1)
 
 
-def _normed(x: Tensor, layer: LayerTensors, eps: float) -> tuple[Tensor, Tensor]:
-    """The linear layer's output over its root mean square, and the factor [rows, 1] that brought it there."""
-    linear = torch.addmm(layer.bias, x, layer.weight.t())
-    size = torch.linalg.vector_norm(linear, dim=-1, keepdim=True)
-    factor = size.square_().mul_(1.0 / linear.shape[-1]).add_(eps).rsqrt_()
-    return linear.mul_(factor), factor
+def normalize_(x: Tensor, eps: float) -> Tensor:
+    """Divide by the root mean square over the last axis, in place; the factor [..., 1] that `x` was multiplied with."""
+    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    factor = size.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    x.mul_(factor)
+    return factor
 
 
 class _NormedLayers(torch.autograd.Function):
@@ -47,7 +48,8 @@ class _NormedLayers(torch.autograd.Function):
     def forward(ctx: Any, eps: float, x: Tensor, *tensors: Tensor) -> Tensor:
         saved = []
         for layer in _layers(tensors):
-            normed, factor = _normed(x, layer, eps)
+            normed = torch.addmm(layer.bias, x, layer.weight.t())
+            factor = normalize_(normed, eps)
             scaled = normed * layer.scale
             saved += [x, normed, factor, scaled]
             x = F.silu(scaled)

@@ -157,7 +157,7 @@ class ActorCritic:
         if self._copies is not None:
             self._copies.refresh()
         dream = self._dream_rssm.imagine(start, self._choose, latent_noise=noise, action_noise=action_noise)
-        return dream.states.features, dream.actions
+        return dream.features, dream.actions
 
     def _choose(self, features: Tensor, noise: Tensor) -> Tensor:
         return self._dream_actor.distribution(self._dream_actor(features.detach())).sample(noise)

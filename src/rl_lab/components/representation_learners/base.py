@@ -65,7 +65,14 @@ class Dream(NamedTuple):
     """An imagined rollout, time first: state t, and the action chosen in it. There is one state more than actions."""
 
     states: LatentState  # [horizon + 1, batch, size]
+    features: Float[Tensor, "steps batch features"]  # of these states
     actions: Float[Tensor, "horizon batch action"]
+
+    @classmethod
+    def stack(cls, states: Sequence[LatentState], actions: Sequence[Tensor]) -> Dream:
+        """From single steps."""
+        stacked = stack_states(states, 0)
+        return cls(stacked, stacked.features, torch.stack(tuple(actions)))
 
 
 class StateSpaceModel(nn.Module, ABC):
@@ -196,7 +203,7 @@ class StateSpaceModel(nn.Module, ABC):
             state, action = self._imagine_step(state, policy, step_latent_noise, step_action_noise)
             states.append(_forget(state))
             actions.append(action)
-        return Dream(stack_states(states, 0), torch.stack(actions))
+        return Dream.stack(states, actions)
 
     def imagine_actions(self, start: LatentState, actions: Float[Tensor, "b t action"]) -> LatentState:
         """Roll the prior forward under given actions: the states they lead to, batch first."""

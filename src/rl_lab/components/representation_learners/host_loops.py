@@ -24,7 +24,7 @@ from rl_lab.components.representation_learners.posterior_scan import (
     with_first,
 )
 from rl_lab.nn.host_mlp import ONE_THREAD, Array
-from rl_lab.nn.math import softmax
+from rl_lab.nn.math import in_full_on_host, softmax
 
 
 class HostLoops:
@@ -32,9 +32,8 @@ class HostLoops:
 
     def suit(self, inputs: ScanInputs, weights: ScanWeights) -> bool:
         """Whether no product is so large that it is better left to torch and its threads."""
-        on_host = weights.stoch.device.type == "cpu" and weights.stoch.dtype in (torch.float32, torch.float64)
         largest = max(weight.shape[-2:].numel() for weight in weights if weight.ndim > 1)
-        return on_host and inputs.deter.shape[0] * largest <= ONE_THREAD
+        return in_full_on_host(weights.stoch) and inputs.deter.shape[0] * largest <= ONE_THREAD
 
     @np.errstate(all="ignore")  # what is not finite is found where the losses are
     def forward(self, inputs: ScanInputs, weights: ScanWeights, shape: ScanShape) -> Path:
@@ -52,10 +51,10 @@ class HostLoops:
             inputs_pre += w.inputs_bias
             layers = _norm_silu(inputs_pre.reshape(batch, 2, hidden), layer_norms)
             before = before * keep
-            _block_product(before, w.block, out=core_pre)
+            block_product(before, w.block, out=core_pre)
             core_pre += layers.reshape(batch, -1) @ w.inputs
             core_pre += given.action_part[t]
-            _block_product(_norm_silu(core_pre, w.core_norm), w.gates, out=gates)
+            block_product(_norm_silu(core_pre, w.core_norm), w.gates, out=gates)
             gates += w.gates_bias
             _gated_update(gates, before, shape.blocks, out=deter)
             dense = deter @ w.dense
@@ -98,13 +97,13 @@ class HostLoops:
             np.matmul(logits, w.logits.T, out=posterior)
             dense[:, :hidden] = tables.posterior.backward(t, posterior)
             grad_deter = dense @ w.dense.T
-            _block_product(core_pre, w.block.transpose(0, 2, 1), out=through_block)
+            block_product(core_pre, w.block.transpose(0, 2, 1), out=through_block)
             for part in (through_block, through_gate, by_deter[t]):
                 grad_deter += part
             by_gate = gates.reshape(tables.gates.shape[1:])
             np.multiply(tables.gates[t], grad_deter.reshape(batch, shape.blocks, 1, -1), out=by_gate)
             through_gate = grad_deter * tables.through_gate[t]
-            _block_product(gates, w.gates.transpose(0, 2, 1), out=core)
+            block_product(gates, w.gates.transpose(0, 2, 1), out=core)
             core_pre = tables.core.backward(t, core)
             np.matmul(core_pre, w.inputs.T, out=layers)
             core_pre *= keep[t]
@@ -186,10 +185,13 @@ def _row_products(left: Array, right: Array) -> Array:
     return np.matmul(left[..., None, :], right[..., :, None])[..., 0]
 
 
-def _block_product(x: Array, weight: Array, *, out: Array) -> None:
-    """[B, G·n] times [G, n, m], block by block, to [B, G·m]."""
-    by_block = (x.shape[0], weight.shape[0], -1)
-    np.matmul(x.reshape(by_block).swapaxes(0, 1), weight, out=out.reshape(by_block).swapaxes(0, 1))
+def block_product(x: Array, weight: Array, *, out: Array) -> None:
+    """[rows, G·n] times [*several, G, n, m], block by block, to [*several, rows, G·m]."""
+    blocks, *block = weight.shape[-3:]
+    x, out = (part.reshape(*part.shape[:-1], blocks, -1).swapaxes(-3, -2) for part in (x, out))
+    rows = max(1, ONE_THREAD // (block[0] * block[1]))
+    for start in range(0, x.shape[1], rows):
+        np.matmul(x[:, start : start + rows], weight, out=out[..., start : start + rows, :])
 
 
 def _sigmoid(x: Array) -> Array:

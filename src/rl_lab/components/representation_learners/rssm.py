@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rl_lab.components.representation_learners.base import CategoricalModel, LatentState
+from rl_lab.components.representation_learners.base import CategoricalModel, Dream, LatentState, Policy
+from rl_lab.components.representation_learners.host_dream import HostRecurrence
 from rl_lab.components.representation_learners.host_loops import HostLoops
 from rl_lab.components.representation_learners.posterior_scan import (
     PosteriorScan,
@@ -23,7 +24,7 @@ from rl_lab.components.representation_learners.posterior_scan import (
 )
 from rl_lab.nn.capture import compile_block
 from rl_lab.nn.layers import MLP, BlockLinear, Linear, NormedLinear, RMSNorm
-from rl_lab.nn.math import at_least_float32
+from rl_lab.nn.math import at_least_float32, in_full_on_host
 
 
 class BlockRSSM(CategoricalModel):
@@ -121,6 +122,31 @@ class BlockRSSM(CategoricalModel):
             deter, stoch, logits = PosteriorScan.apply(functions, self.scan_shape, *inputs, *weights)
         states = LatentState(deter.transpose(0, 1), stoch.transpose(0, 1))
         return states, self.grid(logits.transpose(0, 1))
+
+    def imagine(
+        self,
+        start: LatentState,
+        policy: Policy,
+        *,
+        latent_noise: Float[Tensor, "horizon b groups classes"],
+        action_noise: Float[Tensor, "horizon b *action"],
+    ) -> Dream:
+        """Roll the prior forward. Without gradients on the CPU: in one array that holds the features of all steps."""
+        if torch.is_grad_enabled() or not in_full_on_host(start.deter):
+            return super().imagine(start, policy, latent_noise=latent_noise, action_noise=action_noise)
+        layers = [self.deter_layer, self.stoch_layer, self.action_layer]
+        recurrence = HostRecurrence(layers, self.core, self.core_norm, self.gates)
+        features = start.deter.new_empty(len(latent_noise) + 1, len(start.deter), self.feature_size)
+        states = LatentState(features[..., : self.deter], features[..., self.deter :])
+        states.deter[0], states.stoch[0] = start.deter, start.stoch
+        actions = []
+        for t, (step_latent_noise, step_action_noise) in enumerate(zip(latent_noise, action_noise, strict=True)):
+            action = policy(features[t], step_action_noise)
+            deter = states.deter[t + 1]
+            recurrence.advance(states.deter[t], states.stoch[t], action.to(deter.dtype), out=deter)
+            states.stoch[t + 1] = self.sample(self.prior(deter), step_latent_noise, deter.dtype)
+            actions.append(action)
+        return Dream(states, features, torch.stack(actions))
 
     # Helpers ----------------------------------------------------------------------------------------------------------
 

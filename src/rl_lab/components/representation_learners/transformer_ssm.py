@@ -201,7 +201,7 @@ class TransformerSSM(CategoricalModel):
             state, action, own = self._dream_step(state, own, policy, *noise, past, step)
             states.append(state)
             actions.append(action)
-        return Dream(stack_states(states, 0), torch.stack(actions))
+        return Dream.stack(states, actions)
 
     def _plain_dream_step(
         self, state: LatentState, own: Recent, policy: Policy, latent_noise: Tensor, action_noise: Tensor,

@@ -1,0 +1,53 @@
+"""The deterministic path of the block RSSM on the CPU, where nothing needs a gradient.
+
+`BlockRSSM.advance` with fewer passes over memory: the input layers share one norm, the part of the core layer that all
+blocks see is one product, and each gate lies by itself instead of block by block.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rl_lab.components.representation_learners.host_loops import block_product
+from rl_lab.nn.layers import BlockLinear, NormedLinear, RMSNorm
+from rl_lab.nn.normed_layers import normalize_
+
+
+class HostRecurrence:
+    """Made anew for every dream, from the weights as they are then."""
+
+    def __init__(self, layers: list[NormedLinear], core: BlockLinear, core_norm: RMSNorm, gates: BlockLinear) -> None:
+        """`layers`: those of deter, stoch and action."""
+        blocks, block, self._eps = core.blocks, core.out_features // core.blocks, core_norm.eps
+        self._layers = [(layer.linear.bias, layer.linear.weight.t()) for layer in layers]
+        self._scales, self._core_scale = torch.stack([layer.norm.weight for layer in layers]), core_norm.weight
+        self._own = core.weight[:, :block].numpy()
+        self._shared = core.weight[:, block:].transpose(0, 1).reshape(-1, core.out_features)
+        self._core_bias = core.bias
+        # (reset | candidate | update), each with all its blocks.
+        self._gates = gates.weight.view(blocks, block, 3, block).permute(2, 0, 1, 3).contiguous().numpy()
+        offset = core.bias.new_tensor([0.0, 0.0, -1.0]).view(3, 1, 1)
+        self._gates_bias = gates.bias.view(blocks, 3, block).transpose(0, 1).reshape(3, 1, -1) + offset
+
+    def advance(self, deter: Tensor, stoch: Tensor, action: Tensor, *, out: Tensor) -> None:
+        """The next deter, into `out`."""
+        rows, size = deter.shape
+        action = action / action.abs().clamp_min_(1.0)
+        inputs = deter.new_empty(rows, *self._scales.shape)
+        for place, (x, (bias, weight)) in enumerate(zip((deter, stoch, action), self._layers, strict=True)):
+            torch.addmm(bias, x, weight, out=inputs[:, place])
+        normalize_(inputs, self._eps)
+        F.silu(inputs.mul_(self._scales), inplace=True)
+        core, own = torch.addmm(self._core_bias, inputs.flatten(1), self._shared), deter.new_empty(rows, size)
+        block_product(deter.numpy(), self._own, out=own.numpy())
+        normalize_(core.add_(own), self._eps)
+        F.silu(core.mul_(self._core_scale), inplace=True)
+        gates = deter.new_empty(3, rows, size)
+        block_product(core.numpy(), self._gates, out=gates.numpy())
+        reset, candidate, update = gates.add_(self._gates_bias)
+        candidate.mul_(reset.sigmoid_())
+        np.tanh(candidate.numpy(), out=candidate.numpy())  # torch's takes several times as long
+        torch.lerp(deter, candidate, update.sigmoid_(), out=out)
