@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rl_lab.nn.math import at_least_float32, one_hot, softmax
+from rl_lab.nn.math import at_least_float32, identity, one_hot, softmax
 
 NoiseKind = Literal["exponential", "normal", "uniform"]
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -57,25 +58,28 @@ class UnimixCategorical:
     noise: ClassVar[NoiseKind] = "exponential"
 
     def __init__(self, logits: Float[Tensor, "*lead classes"], *, unimix: float = 0.01) -> None:
-        self.classes = logits.shape[-1]
-        logits = at_least_float32(logits)
-        self.probs = softmax(logits)
+        self.classes, self.unimix, self.logits = logits.shape[-1], unimix, at_least_float32(logits)
+        self._probs: Tensor | None = None  # what is asked for is computed once
         self._log_probs: Tensor | None = None
-        if unimix:
-            self.probs = torch.add(self.probs * (1.0 - unimix), unimix / self.classes)
-        else:
-            self._log_probs = torch.log_softmax(logits, -1)
+
+    @property
+    def probs(self) -> Float[Tensor, "*lead classes"]:
+        if self._probs is None:
+            self._probs = softmax(self.logits)
+            if self.unimix:
+                self._probs = torch.add(self._probs * (1.0 - self.unimix), self.unimix / self.classes)
+        return self._probs
 
     @property
     def log_probs(self) -> Float[Tensor, "*lead classes"]:
-        if self._log_probs is None:  # sampling alone never needs it
-            self._log_probs = torch.log(self.probs)
+        if self._log_probs is None:
+            self._log_probs = torch.log(self.probs) if self.unimix else torch.log_softmax(self.logits, -1)
         return self._log_probs
 
     def detach(self) -> UnimixCategorical:
         """The same distribution as a constant. Nothing is computed twice."""
-        twin = object.__new__(UnimixCategorical)
-        twin.classes, twin.probs, twin._log_probs = self.classes, self.probs.detach(), self.log_probs.detach()
+        twin = UnimixCategorical(self.logits.detach(), unimix=self.unimix)
+        twin._probs, twin._log_probs = self.probs.detach(), self.log_probs.detach()
         return twin
 
     def log_prob(self, value: Float[Tensor, "*lead classes"]) -> Float[Tensor, "*lead"]:
@@ -90,10 +94,16 @@ class UnimixCategorical:
 
     def sample_index(self, noise: Float[Tensor, "*lead classes"] | None = None) -> Int[Tensor, "*lead"]:
         """Class numbers. The first of exponential clocks with rates p rings for class k with probability p_k."""
-        probs = self.probs.detach()
         if noise is None:
-            noise = draw_noise(self.noise, probs.shape, probs.device, probs.dtype)
-        return (probs / noise).argmax(-1)
+            noise = draw_noise(self.noise, self.logits.shape, self.logits.device, self.logits.dtype)
+        return (self._rates() / noise).argmax(-1)
+
+    def _rates(self) -> Tensor:
+        """The probabilities, or, where nothing else needs these, numbers in proportion to them."""
+        if torch.is_grad_enabled() or self.logits.device.type != "cpu":
+            return self.probs.detach()
+        weights = torch.exp(self.logits - self.logits.amax(-1, keepdim=True))
+        return weights @ _mixing(self.classes, self.unimix, weights.dtype) if self.unimix else weights
 
     def sample(self, noise: Float[Tensor, "*lead classes"] | None = None) -> Float[Tensor, "*lead classes"]:
         """One-hot, straight-through: the gradient is that of the probabilities."""
@@ -104,10 +114,16 @@ class UnimixCategorical:
         return self._straight_through(self.probs.argmax(-1))
 
     def _straight_through(self, index: Tensor) -> Tensor:
-        hard = one_hot(index, self.classes, self.probs.dtype)
+        hard = one_hot(index, self.classes, self.logits.dtype)
         if torch.is_grad_enabled() and self.probs.requires_grad:
             return hard + (self.probs - self.probs.detach())  # the bracket is exactly 0, so the value stays one-hot
         return hard
+
+
+@cache
+def _mixing(classes: int, unimix: float, dtype: torch.dtype) -> Float[Tensor, "classes classes"]:
+    """What adds the uniform share to a row of weights of any sum."""
+    return identity(classes, dtype) + unimix / ((1.0 - unimix) * classes)
 
 
 def categorical_kl(left: UnimixCategorical, right: UnimixCategorical) -> Float[Tensor, "*lead"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -37,8 +39,22 @@ def softmax(logits: Float[Tensor, "*lead classes"]) -> Float[Tensor, "*lead clas
     return weights / weights.sum(-1, keepdim=True)
 
 
+@cache
+def constant(value: float, dtype: torch.dtype) -> Float[Tensor, ""]:
+    """A number as a tensor on the CPU."""
+    return torch.tensor(value, dtype=dtype)
+
+
+@cache
+def identity(size: int, dtype: torch.dtype) -> Float[Tensor, "size size"]:
+    """On the CPU."""
+    return torch.eye(size, dtype=dtype)
+
+
 def one_hot(index: Tensor, classes: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*lead classes"]:
     """One-hot vectors of integer `index` [*lead]; unlike `F.one_hot` it never reads a value back to the host."""
+    if index.device.type == "cpu" and classes <= SHORT_AXIS:
+        return torch.embedding(identity(classes, dtype), index.long())
     zeros = torch.zeros(*index.shape, classes, dtype=dtype, device=index.device)
     return zeros.scatter_(-1, index.long().unsqueeze(-1), 1.0)
 

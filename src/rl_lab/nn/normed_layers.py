@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rl_lab.nn.math import constant
+
 
 class LayerTensors(NamedTuple):
     """One layer."""
@@ -38,7 +40,7 @@ def normed_layers(x: Tensor, layers: list[LayerTensors], eps: float) -> Tensor:
 def normalize_(x: Tensor, eps: float) -> Tensor:
     """Divide by the root mean square over the last axis, in place; the factor [..., 1] that `x` was multiplied with."""
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    factor = size.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    factor = torch.addcmul(constant(eps, x.dtype), size, size, value=1.0 / x.shape[-1], out=size).rsqrt_()
     x.mul_(factor)
     return factor
 
