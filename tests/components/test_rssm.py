@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_lab.components.representation_learners.base import LatentState, stack_states
+from rl_lab.components.representation_learners.base import Dream, LatentState, stack_states
+from rl_lab.components.representation_learners.host_loops import HostLoops
+from rl_lab.components.representation_learners.posterior_scan import ScanFunctions, ScanInputs, StepLoops
 from rl_lab.components.representation_learners.rssm import BlockRSSM
 
 B, T, EMBED, ACTION, DETER, GROUPS, CLASSES = 3, 7, 5, 3, 32, 4, 4
@@ -58,8 +60,10 @@ def test_parameter_count_of_size1m():
     assert sum(parameter.numel() for parameter in model.parameters()) == 364_416
 
 
-def test_scan_equals_the_plain_recurrence(rssm, sequence):
+@pytest.mark.parametrize("loops", [HostLoops(), StepLoops()])
+def test_scan_equals_the_plain_recurrence(rssm, sequence, loops):
     """States, logits and every gradient, to rounding."""
+    rssm._scans = [ScanFunctions(loops)]
     generator = torch.Generator().manual_seed(2)
     probes = [torch.randn(B, T, n, generator=generator, dtype=torch.float64) for n in (DETER, GROUPS * CLASSES)]
     logit_probe = torch.randn(B, T, GROUPS, CLASSES, generator=generator, dtype=torch.float64)
@@ -72,6 +76,16 @@ def test_scan_equals_the_plain_recurrence(rssm, sequence):
         results.append((*states, logits, *torch.autograd.grad(loss, leaves)))
     for plain, fast in zip(*results, strict=True):
         torch.testing.assert_close(fast, plain, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(("batch", "suits"), [(16, True), (17, False)])
+def test_large_products_are_left_to_torch(batch, suits):
+    """NumPy's threads are not ours to set, so its loops take only what its BLAS computes with one."""
+    model = BlockRSSM(embed_size=EMBED, action_size=ACTION, deter=128, hidden=64, groups=8, classes=8)
+    weights, _ = model._scan_weights(torch.float32)
+    state, nothing = model.initial(batch), torch.zeros(())
+    inputs = ScanInputs(state.deter, state.stoch, nothing, nothing, nothing, nothing)
+    assert HostLoops().suit(inputs, weights) == suits
 
 
 def test_first_flag_cuts_history(rssm, sequence):
@@ -120,3 +134,24 @@ def test_imagination_follows_the_prior(rssm, sequence):
     expected = rssm.distribution(rssm.prior(deter)).sample(noise[0]).flatten(-2)
     torch.testing.assert_close(dream.states.stoch[1], expected)
     torch.testing.assert_close(dream.actions, action_noise)
+
+
+def test_dreams_without_gradients_equal_those_with(rssm, sequence):
+    """They have a form of their own on the CPU: states, features and actions to rounding."""
+    noise = torch.empty(5, B, GROUPS, CLASSES, dtype=torch.float64).exponential_()
+    action_noise = 2.0 * torch.randn(5, B, ACTION, dtype=torch.float64)
+
+    def policy(features: Tensor, step_noise: Tensor) -> Tensor:
+        return step_noise + features[:, :ACTION]
+
+    def dream() -> Dream:
+        return rssm.imagine(sequence["initial"], policy, latent_noise=noise, action_noise=action_noise)
+
+    plain = dream()
+    with torch.no_grad():
+        fast = dream()
+    assert plain.features.requires_grad
+    for name in ("deter", "stoch"):
+        torch.testing.assert_close(getattr(fast.states, name), getattr(plain.states, name).detach())
+    torch.testing.assert_close(fast.features, plain.features.detach())
+    torch.testing.assert_close(fast.actions, plain.actions.detach())

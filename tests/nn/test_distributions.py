@@ -61,6 +61,16 @@ def test_the_same_noise_gives_the_same_sample() -> None:
     assert torch.equal(dist.sample(noise).argmax(-1), dist.sample_index(noise))
 
 
+@pytest.mark.parametrize("unimix", [0.01, 0.5, 0.0])
+def test_samples_are_the_same_with_and_without_gradients(unimix: float) -> None:
+    """Without, nothing needs the probabilities, and numbers in proportion to them are compared instead."""
+    logits, noise = 30.0 * torch.randn(2_000, 4, 5), draw_noise("exponential", (2_000, 4, 5), "cpu")
+    index = UnimixCategorical(logits, unimix=unimix).sample_index(noise)
+    with torch.no_grad():
+        assert torch.equal(UnimixCategorical(logits, unimix=unimix).sample_index(noise), index)
+    assert len(index.unique()) == 5
+
+
 def test_straight_through_gradient_is_that_of_the_probabilities() -> None:
     """The sample's value is exactly one-hot; its gradient is as if it were p (after unimix)."""
     logits, weight = torch.randn(3, 4, 5, requires_grad=True), torch.randn(3, 4, 5)

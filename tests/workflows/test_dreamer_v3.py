@@ -154,7 +154,7 @@ def test_credit_alignment_in_dreams(monkeypatch):
     planted = torch.zeros(horizon + 1, starts)
     planted[2] = 1.0
     cont = 0.9
-    monkeypatch.setattr(workflow.behaviour, "_dream", lambda start: (features, actions))
+    monkeypatch.setattr(workflow.behaviour, "_dream", lambda start: (features, actions, None))
     monkeypatch.setattr(workflow.reward, "mean", lambda logits: planted)
     monkeypatch.setattr(workflow.continuation, "mean", lambda logits: torch.full((horizon + 1, starts), cont))
     states = LatentState(torch.zeros(1, starts, 32), torch.zeros(1, starts, 16))

@@ -19,8 +19,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError
-from rl_lab.nn.math import at_least_float32
-from rl_lab.nn.normed_layers import LayerTensors, normed_layers
+from rl_lab.nn.math import at_least_float32, in_full_on_host
+from rl_lab.nn.normed_layers import LayerRecord, LayerTensors, normed_layers
 from rl_lab.nn.styles import DREAMER_V3, Initialization, LayerStyle
 
 TRUNCATION_GAIN = 1.1368  # brings the standard deviation of the truncated normal back to 1
@@ -255,8 +255,14 @@ class MLP(nn.Sequential):
             self._tensors = [LayerTensors(part.linear.weight, part.linear.bias, part.norm.weight) for part in parts]
 
     def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
-        on_host = x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-        return normed_layers(x, self._tensors, self._eps) if self._tensors and on_host else super().forward(x)
+        return normed_layers(x, self._tensors, self._eps) if self._written_out(x) else super().forward(x)
+
+    def record(self, rows: int, like: Tensor) -> LayerRecord | None:
+        """A record for so many rows, where inputs `like` this have a derivative that is written out."""
+        return LayerRecord(self._tensors, self._eps, rows) if self._written_out(like) else None
+
+    def _written_out(self, x: Tensor) -> bool:
+        return bool(self._tensors) and x.dtype == torch.float32 and in_full_on_host(x)
 
 
 class Head(nn.Module):
@@ -273,8 +279,11 @@ class Head(nn.Module):
             Linear(self.trunk.output_size, size, outscale=outscale, init=style.output_init) for size in sizes
         )
 
-    def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
-        return self.output(self.trunk(x))
+    def forward(
+        self, x: Float[Tensor, "*lead in_features"], record: LayerRecord | None = None
+    ) -> Float[Tensor, "*lead out"]:
+        """`record`: of the hidden layers, where these have seen `x` already."""
+        return self.output(self.trunk(x) if record is None else record.outputs(x))
 
     def output(self, x: Float[Tensor, "*lead units"]) -> Float[Tensor, "*lead out"]:
         """What follows the hidden layers."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -27,58 +28,82 @@ def normed_layers(x: Tensor, layers: list[LayerTensors], eps: float) -> Tensor:
     """The layers one after the other, over the last axis of `x`."""
     rows = x.reshape(-1, x.shape[-1])
     if torch.is_grad_enabled():
-        outputs = _NormedLayers.apply(eps, rows, *(tensor for layer in layers for tensor in layer))
-    else:
-        outputs = rows
-        for layer in layers:
-            outputs = torch.addmm(layer.bias, outputs, layer.weight.t())
-            normalize_(outputs, eps)
-            outputs = F.silu(outputs.mul_(layer.scale), inplace=True)
-    return outputs.view(*x.shape[:-1], -1)
+        record = LayerRecord(layers, eps, len(rows))
+        with torch.no_grad():
+            record.extend(rows)
+        return record.outputs(x)
+    for layer in layers:
+        rows = torch.addmm(layer.bias, rows, layer.weight.t())
+        normalize_(rows, eps)
+        rows = F.silu(rows.mul_(layer.scale), inplace=True)
+    return rows.view(*x.shape[:-1], -1)
 
 
-def normalize_(x: Tensor, eps: float) -> Tensor:
-    """Divide by the root mean square over the last axis, in place; the factor [..., 1] that `x` was multiplied with."""
+def normalize_(x: Tensor, eps: float, *, factor: Tensor | None = None) -> None:
+    """Divide by the root mean square over the last axis, in place; `factor` takes the inverse of that, [..., 1]."""
     size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    factor = torch.addcmul(constant(eps, x.dtype), size, size, value=1.0 / x.shape[-1], out=size).rsqrt_()
-    x.mul_(factor)
-    return factor
+    factor = size if factor is None else factor
+    torch.addcmul(constant(eps, x.dtype), size, size, value=1.0 / x.shape[-1], out=factor)
+    x.mul_(factor.rsqrt_())
+
+
+class LayerRecord:
+    """Layers that run on their rows part by part, without a gradient, and keep what a derivative needs of it: all rows
+    then have one together, as if they had come together."""
+
+    def __init__(self, layers: list[LayerTensors], eps: float, rows: int) -> None:
+        self._layers, self._eps, self._filled = layers, eps, 0
+        new = layers[0].weight.new_empty
+        self._normed = [new(rows, len(layer.bias)) for layer in layers]
+        self._factors = [new(rows, 1) for _ in layers]
+        self._outputs = [new(rows, len(layer.bias)) for layer in layers]
+
+    def extend(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
+        """What the layers make of these rows."""
+        own = slice(self._filled, self._filled + len(x))
+        self._filled = own.stop
+        for layer, *places in zip(self._layers, self._normed, self._factors, self._outputs, strict=True):
+            normed, factor, output = (place[own] for place in places)
+            torch.addmm(layer.bias, x, layer.weight.t(), out=normed)
+            normalize_(normed, self._eps, factor=factor)
+            x = F.silu(torch.mul(normed, layer.scale, out=output), inplace=True)
+        return x
+
+    def outputs(self, x: Float[Tensor, "*lead inputs"]) -> Float[Tensor, "*lead outputs"]:
+        """With a gradient, of the first rows; `x` are the inputs that they were."""
+        rows = x.reshape(-1, x.shape[-1])
+        kept = [place[: len(rows)] for places in (self._normed, self._factors, self._outputs) for place in places]
+        outputs = _NormedLayers.apply(rows, *kept, *(tensor for layer in self._layers for tensor in layer))
+        return outputs.view(*x.shape[:-1], -1)
 
 
 class _NormedLayers(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, eps: float, x: Tensor, *tensors: Tensor) -> Tensor:
-        saved = []
-        for layer in _layers(tensors):
-            normed = torch.addmm(layer.bias, x, layer.weight.t())
-            factor = normalize_(normed, eps)
-            scaled = normed * layer.scale
-            saved += [x, normed, factor, scaled]
-            x = F.silu(scaled)
-        ctx.save_for_backward(*saved, *tensors)
-        ctx.count = len(tensors) // len(LayerTensors._fields)
-        return x
+    def forward(ctx: Any, x: Tensor, *tensors: Tensor) -> Tensor:
+        """`tensors`: what a record kept, and those of the layers."""
+        ctx.count = len(tensors) // 6
+        ctx.save_for_backward(x, *tensors)
+        return tensors[3 * ctx.count - 1].view_as(tensors[3 * ctx.count - 1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved, layers = ctx.saved_tensors[: 4 * ctx.count], _layers(ctx.saved_tensors[4 * ctx.count :])
+        count = ctx.count
+        first, *saved = ctx.saved_tensors
+        normed, factors, outputs = saved[:count], saved[count : 2 * count], saved[2 * count : 3 * count]
+        inputs, tensors = [first, *outputs[:-1]], saved[3 * count :]
         gradients: list[Tensor | None] = []
-        for number in reversed(range(ctx.count)):
-            (x, normed, factor, scaled), layer = saved[4 * number : 4 * number + 4], layers[number]
-            grad = torch.ops.aten.silu_backward(grad, scaled)
-            product = grad * normed
+        for number in reversed(range(count)):
+            layer = LayerTensors(*tensors[3 * number : 3 * number + 3])
+            grad = torch.ops.aten.silu_backward(grad, normed[number] * layer.scale)
+            product = grad * normed[number]
             # What lies along the normed vector does not change its direction, so it has no effect.
             along = torch.mv(product, layer.scale).mul_(-1.0 / layer.scale.numel()).unsqueeze(1)
-            grad = grad.mul_(layer.scale).addcmul_(normed, along).mul_(factor)
-            frozen = not any(ctx.needs_input_grad[2 + 3 * number : 5 + 3 * number])
-            own = [None, None, None] if frozen else [grad.t() @ x, grad.sum(0), product.sum(0)]
+            grad = grad.mul_(layer.scale).addcmul_(normed[number], along).mul_(factors[number])
+            place = 1 + 3 * (count + number)
+            frozen = not any(ctx.needs_input_grad[place : place + 3])
+            own = [None, None, None] if frozen else [grad.t() @ inputs[number], grad.sum(0), product.sum(0)]
             gradients = [*own, *gradients]
-            if number or ctx.needs_input_grad[1]:
+            if number or ctx.needs_input_grad[0]:
                 grad = grad @ layer.weight
-        return None, grad if ctx.needs_input_grad[1] else None, *gradients
-
-
-def _layers(tensors: tuple[Tensor, ...]) -> list[LayerTensors]:
-    step = len(LayerTensors._fields)
-    return [LayerTensors(*tensors[start : start + step]) for start in range(0, len(tensors), step)]
+        return grad if ctx.needs_input_grad[0] else None, *[None] * (3 * count), *gradients

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from rl_lab.components.return_computers import lambda_returns, recursive_returns
 from rl_lab.errors import ConfigError
 from rl_lab.nn.capture import compile_block
 from rl_lab.nn.normalizers import ReturnNormalizer
+from rl_lab.nn.normed_layers import LayerRecord
 from rl_lab.nn.precision import WorkingCopies
 
 Losses = dict[str, Tensor]
@@ -119,7 +121,7 @@ class ActorCritic:
         """`is_terminal`: the episode had ended in this state."""
         rules = self.rules
         with self._imagining():
-            features, actions = self._dream(start)
+            features, actions, record = self._dream(start)
             reward, live, slow_value = self._judge(features)
             live = self._with_root(live, is_terminal)
         value_output = self._evaluate_critic(features.detach())
@@ -133,7 +135,7 @@ class ActorCritic:
         losses, metrics = self._actor_critic_losses(
             features[: credit.gain.shape[0]].detach(), actions[: credit.gain.shape[0]].detach(), score, gain,
             credit.actor_weight, value_output[first:last], credit.weight, credit.returns.detach(),
-            None if slow_value is None else slow_value[first:last],
+            None if slow_value is None else slow_value[first:last], record,
         )  # fmt: skip
         metrics |= {"dream/reward": reward.mean(), "dream/continue": live.mean(), "dream/value": value.mean()}
         metrics |= {"dream/return": credit.returns.mean()} | ({} if scale is None else {"dream/return_scale": scale})
@@ -150,17 +152,25 @@ class ActorCritic:
         judges = [self.rssm, self.reward, self.critic, *([] if self.continuation is None else [self.continuation])]
         return frozen(*judges)
 
-    def _dream(self, start: LatentState) -> tuple[Tensor, Tensor]:
-        """Features [horizon + 1, starts, size] and the actions taken in all but the last."""
+    def _dream(self, start: LatentState) -> tuple[Tensor, Tensor, LayerRecord | None]:
+        """Features [horizon + 1, starts, size], the actions taken in all but the last, and how the actor's layers came
+        to them, where that is recorded."""
         lead, device = (self.rules.horizon, start.deter.shape[0]), start.deter.device
         noise, action_noise = self.rssm.draw_noise(lead, device), self.actor.draw_noise(lead, device)
         if self._copies is not None:
             self._copies.refresh()
-        dream = self._dream_rssm.imagine(start, self._choose, latent_noise=noise, action_noise=action_noise)
-        return dream.features, dream.actions
+        record = None
+        if self.rules.gradient == "reinforce" and self._copies is None:
+            record = self.actor.head.trunk.record(lead[0] * lead[1], like=start.deter)
+        policy = self._choose if record is None else partial(self._choose_recorded, record)
+        dream = self._dream_rssm.imagine(start, policy, latent_noise=noise, action_noise=action_noise)
+        return dream.features, dream.actions, record
 
     def _choose(self, features: Tensor, noise: Tensor) -> Tensor:
         return self._dream_actor.distribution(self._dream_actor(features.detach())).sample(noise)
+
+    def _choose_recorded(self, record: LayerRecord, features: Tensor, noise: Tensor) -> Tensor:
+        return self.actor.distribution(self.actor.head.output(record.extend(features))).sample(noise)
 
     # The judgement ----------------------------------------------------------------------------------------------------
 
@@ -218,12 +228,12 @@ class ActorCritic:
 
     def _actor_critic_losses(
         self, features: Tensor, actions: Tensor, score: Tensor | None, raised: Tensor | None, actor_weight: Tensor,
-        value_output: Tensor, weight: Tensor, returns: Tensor, slow_value: Tensor | None,
+        value_output: Tensor, weight: Tensor, returns: Tensor, slow_value: Tensor | None, record: LayerRecord | None,
     ) -> tuple[Losses, dict[str, Tensor]]:  # fmt: skip
         value_loss = weight * self.value_loss(value_output, returns, slow_value)
         objective, metrics = raised, {}
         if score is not None or self.rules.entropy_scale:
-            policy = self.actor.distribution(self.actor(features))
+            policy = self.actor.distribution(self.actor.head(features, record))
         if score is not None:
             scored = policy.log_prob(actions) * score
             objective = scored if objective is None else objective + scored

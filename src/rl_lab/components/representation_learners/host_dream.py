@@ -17,9 +17,11 @@ from rl_lab.nn.normed_layers import normalize_
 
 
 class HostRecurrence:
-    """Made anew for every dream, from the weights as they are then."""
+    """For so many rows at once. Made anew for every dream, from the weights as they are then."""
 
-    def __init__(self, layers: list[NormedLinear], core: BlockLinear, core_norm: RMSNorm, gates: BlockLinear) -> None:
+    def __init__(
+        self, rows: int, layers: list[NormedLinear], core: BlockLinear, core_norm: RMSNorm, gates: BlockLinear
+    ) -> None:
         """`layers`: those of deter, stoch and action."""
         blocks, block, self._eps = core.blocks, core.out_features // core.blocks, core_norm.eps
         self._layers = [(layer.linear.bias, layer.linear.weight.t()) for layer in layers]
@@ -31,21 +33,22 @@ class HostRecurrence:
         self._gates = gates.weight.view(blocks, block, 3, block).permute(2, 0, 1, 3).contiguous().numpy()
         offset = core.bias.new_tensor([0.0, 0.0, -1.0]).view(3, 1, 1)
         self._gates_bias = gates.bias.view(blocks, 3, block).transpose(0, 1).reshape(3, 1, -1) + offset
+        new = core.bias.new_empty
+        self._inputs, self._core = new(rows, *self._scales.shape), new(2, rows, core.out_features)
+        self._all_gates = new(3, rows, core.out_features)
 
     def advance(self, deter: Tensor, stoch: Tensor, action: Tensor, *, out: Tensor) -> None:
         """The next deter, into `out`."""
-        rows, size = deter.shape
         action = action / action.abs().clamp_min_(1.0)
-        inputs = deter.new_empty(rows, *self._scales.shape)
+        inputs, (core, own), gates = self._inputs, self._core, self._all_gates
         for place, (x, (bias, weight)) in enumerate(zip((deter, stoch, action), self._layers, strict=True)):
             torch.addmm(bias, x, weight, out=inputs[:, place])
         normalize_(inputs, self._eps)
         F.silu(inputs.mul_(self._scales), inplace=True)
-        core, own = torch.addmm(self._core_bias, inputs.flatten(1), self._shared), deter.new_empty(rows, size)
+        torch.addmm(self._core_bias, inputs.flatten(1), self._shared, out=core)
         block_product(deter.numpy(), self._own, out=own.numpy())
         normalize_(core.add_(own), self._eps)
         F.silu(core.mul_(self._core_scale), inplace=True)
-        gates = deter.new_empty(3, rows, size)
         block_product(core.numpy(), self._gates, out=gates.numpy())
         reset, candidate, update = gates.add_(self._gates_bias)
         candidate.mul_(reset.sigmoid_())

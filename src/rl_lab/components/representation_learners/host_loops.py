@@ -1,13 +1,13 @@
 """The loops of the posterior scan in NumPy, for small models on the CPU.
 
-There a step costs its calls, not its arithmetic, and NumPy's calls are the cheaper ones. Whatever the backward loop needs
-of the forward pass alone is made for all steps at once, so that a step of it is six products and a few multiplications.
+There a step costs its calls, not its arithmetic, and NumPy's calls are the cheaper ones. Whatever the backward loop
+needs of the forward pass alone is made for all steps at once, so that a step of it is six products and a few
+multiplications.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,12 +38,12 @@ class HostLoops:
     @np.errstate(all="ignore")  # what is not finite is found where the losses are
     def forward(self, inputs: ScanInputs, weights: ScanWeights, shape: ScanShape) -> Path:
         (steps, batch, _), deter_size, (stoch_size, hidden) = inputs.keep.shape, len(weights.dense), weights.stoch.shape
-        sizes = Path(deter_size, stoch_size, stoch_size, 2 * hidden, deter_size, 3 * deter_size, hidden)
+        sizes = (deter_size, stoch_size, stoch_size, 2 * hidden, deter_size, 3 * deter_size, hidden)
         path = Path(*(inputs.deter.new_empty(steps, batch, size) for size in sizes))
-        w, given, whole = ScanWeights(*_arrays(weights)), ScanInputs(*_arrays(inputs)), _arrays(path)
+        w, given, by_step = _arrays(weights), _arrays(inputs), zip(*_arrays(path), strict=True)
         layer_norms, classes = w.inputs_norm.reshape(2, hidden), np.arange(shape.classes)
         before, stoch_before, dense = given.deter, given.stoch, given.deter @ w.dense
-        for t, (deter, stoch, logits, inputs_pre, core_pre, gates, posterior_pre) in enumerate(zip(*whole, strict=True)):
+        for t, (deter, stoch, logits, inputs_pre, core_pre, gates, posterior_pre) in enumerate(by_step):
             keep = given.keep[t]
             inputs_pre[:, :hidden] = dense[:, hidden:]
             np.matmul(stoch_before, w.stoch, out=inputs_pre[:, hidden:])
@@ -75,12 +75,12 @@ class HostLoops:
         shape: ScanShape,
     ) -> PathGradients:  # fmt: skip
         (steps, batch, _), hidden = inputs.keep.shape, weights.stoch.shape[1]
-        w, keep, tables = ScanWeights(*_arrays(weights)), _array(inputs.keep), _tables(inputs, path, weights, shape)
-        by_deter, by_stoch, by_logits = _arrays(grads)
+        w, keep, tables = _arrays(weights), _array(inputs.keep), _tables(inputs, path, weights, shape)
+        by_deter, by_stoch, by_logits = (_array(grad) for grad in grads)
         gradients = PathGradients(*(torch.empty_like(part) for part in (
             path.logits, path.posterior_pre, path.gates, path.core_pre, path.inputs_pre
         )))  # fmt: skip
-        whole = PathGradients(*_arrays(gradients))
+        whole = _arrays(gradients)
         # What reaches a step from the one after it. `dense`: its own posterior layer | the next one's deter layer.
         dense, stoch_layer = np.zeros_like(whole.inputs[0]), np.zeros_like(whole.posterior[0])
         core_pre, through_gate = np.zeros_like(whole.core[0]), np.zeros_like(whole.core[0])
@@ -176,8 +176,9 @@ def _array(tensor: Tensor) -> Array:
     return tensor.detach().numpy()
 
 
-def _arrays(tensors: Iterable[Tensor]) -> list[Array]:
-    return [_array(tensor) for tensor in tensors]
+def _arrays(tensors: ScanInputs | ScanWeights | Path | PathGradients) -> Any:
+    """The same record, with arrays in the same memory."""
+    return type(tensors)(*(_array(tensor) for tensor in tensors))  # type: ignore[arg-type]
 
 
 def _row_products(left: Array, right: Array) -> Array:

@@ -135,7 +135,7 @@ class BlockRSSM(CategoricalModel):
         if torch.is_grad_enabled() or not in_full_on_host(start.deter):
             return super().imagine(start, policy, latent_noise=latent_noise, action_noise=action_noise)
         layers = [self.deter_layer, self.stoch_layer, self.action_layer]
-        recurrence = HostRecurrence(layers, self.core, self.core_norm, self.gates)
+        recurrence = HostRecurrence(len(start.deter), layers, self.core, self.core_norm, self.gates)
         features = start.deter.new_empty(len(latent_noise) + 1, len(start.deter), self.feature_size)
         states = LatentState(features[..., : self.deter], features[..., self.deter :])
         states.deter[0], states.stoch[0] = start.deter, start.stoch

@@ -18,7 +18,6 @@ from rl_lab.components.representation_learners.base import (
     Dream,
     LatentState,
     Policy,
-    stack_states,
 )
 from rl_lab.errors import ConfigError
 from rl_lab.nn.capture import compile_block
