@@ -10,6 +10,9 @@ from tests.workflows.dreamer_parts import CONTINUOUS, DISCRETE, inputs_of, make_
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 from rl_lab.errors import ConfigError
+from rl_lab.experiment.config import compose, resolve
+from rl_lab.experiment.dims import fill_dims
+from rl_lab.experiment.model import build_model
 from rl_lab.records import SequenceBatch
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import PhaseView
@@ -85,6 +88,34 @@ def test_parameter_counts_of_v2():
         "reward": trunk(features, 400, 4) + linear(400, 1), "continue": trunk(features, 400, 4) + linear(400, 1),
         "policy": trunk(features, 400, 4) + 2 * linear(400, 6), "critic": trunk(features, 400, 4) + linear(400, 1),
     }  # fmt: skip
+
+
+def test_parameter_counts_of_v3_2023():
+    """Size S: h 512, 32×32 latents, a 24-dim vector, 6 actions. A hidden layer has a weight, and a norm's scale and
+    offset instead of a bias; the learned first h counts; the slow critic does not."""
+
+    def hidden(inputs: int) -> int:
+        return inputs * 512 + 2 * 512
+
+    config = compose(["+experiment=dreamer_v3_2023", "size=s"])
+    fill_dims(config, {"vector": ObservationSpec("vector", (24,), "float32")}, ActionSpec("continuous", (6,)))
+    model = build_model(resolve(config), torch.device("cpu"))
+    counts = {
+        name: sum(value.numel() for value in part.parameters() if value.requires_grad)
+        for name, part in model.modules.items()
+    }
+    features = 512 + 1024
+    gru = 1024 * 1536 + 2 * 1536
+    assert counts == {
+        "encoder": hidden(24) + hidden(512),
+        "rssm": hidden(1024 + 6) + gru + hidden(512) + hidden(512 + 512) + 2 * linear(512, 1024) + 512,
+        "decoder": hidden(features) + hidden(512) + linear(512, 24),
+        "reward": hidden(features) + hidden(512) + linear(512, 255),
+        "continue": hidden(features) + hidden(512) + linear(512, 1),
+        "policy": hidden(features) + hidden(512) + 2 * linear(512, 6),
+        "critic": hidden(features) + hidden(512) + linear(512, 255),
+        "return_normalizer": 0,
+    }
 
 
 @pytest.mark.parametrize("free", [0.1, 50.0])
