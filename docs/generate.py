@@ -53,6 +53,7 @@ def contents() -> dict[str, str]:
     parts |= {"scores": scores_table(ROOT / "results"), "speed": speed_table(speed)}
     parts |= {f"curves {page}": curves_table(page) for page in published()}
     parts |= {"speed cpu": cpu_table(speed / "dreamer_v3_cpu.json")}
+    parts |= {"speed tdmpc2": planning_table(speed / "tdmpc2_5m.json")}
     parts |= {"speed atari": atari_table(speed / "dreamer_v3_atari.json")}
     parts |= {"speed planners": planners_table(speed / "planners.json")}
     parts |= {
@@ -181,6 +182,21 @@ def speed_table(folder: Path) -> str:
         return "No speed is recorded yet."
     head = ["Size", "Observation", "Batch", "Device", "Update", "Kernels", "GPU busy", "Warm-up", "Act, 1 / 16 envs"]
     return _table([*head, "Peak GPU memory"], rows)
+
+
+def planning_table(path: Path) -> str:
+    """What benchmarks/tdmpc2_update.py wrote."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    rows = [
+        ["Updates", f"{result['update_per_s']:,.0f} /s ({result['update_kernels']} kernels)"],
+        ["Plans, 1 environment", f"{result['plan_per_s']:,.0f} /s ({result['plan_kernels']} kernels)"],
+        ["One plan for 16 environments", f"{result['plan_16_envs_over_1']:.1f} × the time of one"],
+        ["Decisions with an update each, 16 environments", f"{result['decisions_per_s_16_envs']:,.0f} /s"],
+        ["Warm-up", f"{result['warmup_s']:.0f} s"],
+    ]
+    batch, length = result["batch"]
+    title = f"Size {result['size']}, {batch} × {length} records, {result['precision']}, {result['device']}"
+    return _table([title, ""], rows)
 
 
 def cpu_table(path: Path) -> str:
