@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -91,8 +91,7 @@ class CollectResult:
     following: VectorStep | None = None  # what the agent acts on next: the successor of the newest records
 
 
-@dataclass(frozen=True)
-class BatchSpec:
+class BatchSpec(NamedTuple):
     """A batch of sequences: `context` records of history, then `sequence_length` records to train on."""
 
     batch_size: int
@@ -100,15 +99,25 @@ class BatchSpec:
     context: int = 0
     fields: tuple[str, ...] | None = None  # None: every stored field
     device: str = "cpu"
+    arrays: bool = False  # on the CPU: NumPy's arrays in place of tensors, where the source has them
 
     @property
     def window(self) -> int:
         return self.context + self.sequence_length
 
+    @classmethod
+    def from_list(cls, values: list[Any]) -> BatchSpec:
+        """From `list(spec)`, as it comes out of a checkpoint."""
+        spec = cls(*values)
+        return spec if spec.fields is None else spec._replace(fields=tuple(spec.fields))
+
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """Sequences of records, batch first. `action[:, t]` was chosen after seeing `observation[:, t]`."""
+    """Sequences of records, batch first. `action[:, t]` was chosen after seeing `observation[:, t]`.
+
+    Everything is a tensor, or everything an array of NumPy's (`BatchSpec.arrays`).
+    """
 
     observation: dict[str, Tensor]  # each [batch, time, ...]
     action: Tensor  # [batch, time, *action]

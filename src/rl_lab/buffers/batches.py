@@ -33,12 +33,18 @@ class BatchGatherer:
         assert isinstance(storage, HostStorage)
         if device.startswith("cuda"):
             return self._gather_pinned(storage, rows, names, device)
-        arrays = {}
+        arrays = self.gather_arrays(rows, names)
+        return GatheredBatch({name: torch.from_numpy(array) for name, array in arrays.items()})
+
+    def gather_arrays(self, rows: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """The same from host memory, as arrays [*rows, ...]."""
+        storage, arrays = self._storage, {}
+        assert isinstance(storage, HostStorage)
         for name in names:
             spec = storage.fields[name]
-            arrays[name] = self._pool.take((*rows.shape, *spec.shape), spec.dtype)
-            storage.gather(name, rows, arrays[name])
-        return GatheredBatch({name: torch.from_numpy(array) for name, array in arrays.items()})
+            array = arrays[name] = self._pool.take((*rows.shape, *spec.shape), spec.dtype)
+            storage.gather(name, rows, array)
+        return arrays
 
     def _gather_pinned(
         self, storage: HostStorage, rows: np.ndarray, names: Sequence[str], device: str

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,7 +14,8 @@ import torch
 from torch import Tensor
 
 from rl_lab.buffers import capacity as room
-from rl_lab.buffers.batches import BatchGatherer, BatchTensors, GatheredBatch
+from rl_lab.buffers.ahead import MOST_BYTES, DrawnAhead
+from rl_lab.buffers.batches import BatchGatherer, GatheredBatch
 from rl_lab.buffers.disk import DiskStorage
 from rl_lab.buffers.priorities import PrioritySampler
 from rl_lab.buffers.ring import SequenceRing
@@ -47,6 +47,15 @@ class Pending(NamedTuple):
     gathered: Future[GatheredBatch]
 
 
+class Plan(NamedTuple):
+    """How the batches of one kind are made."""
+
+    names: list[str]  # of the fields
+    observation: dict[str, str]  # key → field
+    extras: list[str]
+    draws_ahead: bool
+
+
 class SequenceReplay(DataSource):
     """Replay of windows, which cross episode boundaries but never leave one environment's stream.
 
@@ -57,7 +66,8 @@ class SequenceReplay(DataSource):
     A batch on the CPU is the caller's for as long as it holds any tensor of it; its memory is used again after that.
     `SequenceBatch.indices` stays on the CPU. With prefetch, the next batch is drawn when one is handed out, and
     gathered in the background; additions and write-backs of the time between take effect after it, in the order of the
-    calls, so that the batches do not depend on timing.
+    calls, so that the batches do not depend on timing. Small uniform batches for the CPU are drawn several at once
+    (see `DrawnAhead`).
     """
 
     def __init__(
@@ -123,7 +133,8 @@ class SequenceReplay(DataSource):
         self._pending: dict[BatchSpec, Pending] = {}
         self._last_spec: BatchSpec | None = None
         self._ready_for: set[BatchSpec] = set()
-        self._names: dict[BatchSpec, list[str]] = {}
+        self._plans: dict[BatchSpec, Plan] = {}
+        self._ahead = DrawnAhead(self._ring.index, self._gather_now)
 
     def _make_storage(self, context: SourceContext, rows: int) -> Storage:
         needed, capacity, each = rows * self._record_bytes, self._capacity, self._record_bytes
@@ -146,6 +157,7 @@ class SequenceReplay(DataSource):
 
     def add(self, block: RecordBlock) -> None:
         self._ring.add(block)
+        self._ahead.records_changed()
 
     def __len__(self) -> int:
         self._ring.flush()
@@ -173,6 +185,14 @@ class SequenceReplay(DataSource):
 
     def sample(self, spec: BatchSpec) -> SequenceBatch:
         self._ring.flush()
+        plan = self._plan(spec)
+        if plan.draws_ahead:
+            self._check_drawable(spec)
+            ids, values = self._ahead.take(spec, plan.names, self._rng)
+            if spec.arrays:
+                return _assemble(plan, values, ids, None)
+            tensors = {name: torch.from_numpy(value) for name, value in values.items()}
+            return _assemble(plan, tensors, torch.from_numpy(ids), None)
         pending = self._pending.pop(spec, None)
         if pending is None:
             ids, weight, gather = self._draw(spec)
@@ -186,19 +206,35 @@ class SequenceReplay(DataSource):
             following = self._draw(spec)
             self._pending[spec] = Pending(following.ids, following.weight, self._worker.submit(following.gather))
         self._last_spec = spec
-        return _assemble(tensors, torch.from_numpy(ids), weight)
+        return _assemble(plan, tensors, torch.from_numpy(ids), weight)
 
-    def _draw(self, spec: BatchSpec) -> Drawn:
-        """Choose windows now: their record ids, and the job that gathers them."""
-        if (names := self._names.get(spec)) is None:
+    def _gather_now(self, rows: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        return self._worker.call(partial(self._gatherer.gather_arrays, rows, names))
+
+    def _plan(self, spec: BatchSpec) -> Plan:
+        if (plan := self._plans.get(spec)) is None:
             self._check_window(spec)
-            names = self._names[spec] = self._field_names(spec)
-        index, weight = self._ring.index, None
-        if spec not in self._ready_for and not index.window_counts(spec.window).any():
+            names = self._field_names(spec)
+            start = len(OBSERVATION_PREFIX)
+            observation = {name[start:]: name for name in names if name.startswith(OBSERVATION_PREFIX)}
+            extras = [name for name in names if name not in STANDARD_FIELDS and name not in observation.values()]
+            uniform = self._priorities is None and not self._online
+            on_host = self._storage_kind != "gpu" and spec.device == "cpu" and not self._prefetches(spec)
+            small = spec.batch_size * spec.window * self._record_bytes <= MOST_BYTES
+            plan = self._plans[spec] = Plan(names, observation, extras, uniform and on_host and small)
+        return plan
+
+    def _check_drawable(self, spec: BatchSpec) -> None:
+        if spec not in self._ready_for and not self._ring.index.window_counts(spec.window).any():
             raise DataError(
                 f"The replay holds {len(self)} records and no window of {spec.window} yet. Collect at least that many "
                 "records in one environment before the first update (ready() tells)."
             )
+
+    def _draw(self, spec: BatchSpec) -> Drawn:
+        """Choose windows now: their record ids, and the job that gathers them."""
+        self._check_drawable(spec)
+        index, weight = self._ring.index, None
         if self._priorities is None:
             windows = index.draw(self._rng, count=spec.batch_size, window=spec.window, online=self._online)
         else:
@@ -206,7 +242,9 @@ class SequenceReplay(DataSource):
                 self._rng, count=spec.batch_size, context=spec.context, length=spec.sequence_length, beta=self.beta
             )
             weight = upload(weights, spec.device)
-        return Drawn(windows.ids, weight, partial(self._gatherer.gather, windows.rows, names, spec.device))
+        return Drawn(
+            windows.ids, weight, partial(self._gatherer.gather, windows.rows, self._plan(spec).names, spec.device)
+        )
 
     @property
     def beta(self) -> float:
@@ -244,6 +282,7 @@ class SequenceReplay(DataSource):
             fields = {name: value for name, value in fields.items() if name != PRIORITY}
         if fields:
             self._ring.update(ids, fields)
+            self._ahead.records_changed()
 
     def _update_priorities(self, ids: np.ndarray, value: Tensor | np.ndarray) -> None:
         if tuple(value.shape) != ids.shape:
@@ -267,10 +306,11 @@ class SequenceReplay(DataSource):
             "length": self._ring.index.length,
             "streams": self._ring.state_dict(),
             "rng": json.dumps(self._rng.bit_generator.state),
-            "last_spec": _spec_state(self._last_spec),
+            "last_spec": None if self._last_spec is None else list(self._last_spec),
+            "ahead": self._ahead.state_dict(),
             "pending": [
                 {
-                    "spec": _spec_state(spec),
+                    "spec": list(spec),
                     "ids": torch.from_numpy(pending.ids),
                     "weight": None if pending.weight is None else pending.weight.cpu(),
                     "tensors": {name: tensor.cpu() for name, tensor in pending.gathered.result().hand_over().items()},
@@ -305,12 +345,11 @@ class SequenceReplay(DataSource):
         if self._priorities is not None:
             self._priorities.load_state_dict(state["priorities"])
         self._rng.bit_generator.state = json.loads(state["rng"])
-        self._last_spec = _spec_from_state(state["last_spec"])
+        self._last_spec = None if state["last_spec"] is None else BatchSpec.from_list(state["last_spec"])
         self._ready_for.clear()
         self._pending.clear()
         for entry in state["pending"]:
-            spec = _spec_from_state(entry["spec"])
-            assert spec is not None
+            spec = BatchSpec.from_list(entry["spec"])
             future: Future[GatheredBatch] = Future()
             future.set_result(GatheredBatch({name: value.to(spec.device) for name, value in entry["tensors"].items()}))
             weight = entry["weight"]
@@ -322,6 +361,7 @@ class SequenceReplay(DataSource):
             storage.go_back(state["journal"], self._ring.index.held())
         else:
             load_rows(storage, self._ring.index.held(), folder)
+        self._ahead.load_state_dict(state["ahead"])
 
     def committed(self) -> None:
         if isinstance(self._ring.storage, DiskStorage):
@@ -333,25 +373,11 @@ class SequenceReplay(DataSource):
             self._ring.storage.close()
 
 
-def _assemble(tensors: BatchTensors, indices: Tensor, weight: Tensor | None) -> SequenceBatch:
-    standard: dict[str, Any] = {}
-    observation, extras = dict[str, Tensor](), dict[str, Tensor]()
-    for name, value in tensors.items():
-        if name in STANDARD_FIELDS:
-            standard[name] = value
-        elif name.startswith(OBSERVATION_PREFIX):
-            observation[name[len(OBSERVATION_PREFIX) :]] = value
-        else:
-            extras[name] = value
-    return SequenceBatch(observation=observation, extras=extras, indices=indices, weight=weight, **standard)
-
-
-def _spec_state(spec: BatchSpec | None) -> list | None:
-    return None if spec is None else list(astuple(spec))
-
-
-def _spec_from_state(state: list | None) -> BatchSpec | None:
-    if state is None:
-        return None
-    batch_size, sequence_length, context, fields, device = state
-    return BatchSpec(batch_size, sequence_length, context, None if fields is None else tuple(fields), device)
+def _assemble(plan: Plan, values: Mapping[str, Any], indices: Any, weight: Tensor | None) -> SequenceBatch:
+    return SequenceBatch(
+        observation={key: values[name] for key, name in plan.observation.items()},
+        extras={name: values[name] for name in plan.extras},
+        indices=indices,
+        weight=weight,
+        **{name: values[name] for name in STANDARD_FIELDS},
+    )
