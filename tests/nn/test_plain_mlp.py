@@ -25,10 +25,12 @@ def plain(network: PlainMLP, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("hidden", [[], [8], [8, 6, 5]])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("wide", [0, 1 << 12], ids=["wide", "narrow"])
 @pytest.mark.parametrize("limit", [0, 1 << 18], ids=["by torch", "by NumPy"])
-def test_same_as_autograd(hidden, activation, limit, monkeypatch):
+def test_same_as_autograd(hidden, activation, limit, wide, monkeypatch):
     """Outputs and every gradient, whichever library multiplies; gradients are set, not added to."""
     monkeypatch.setattr(host_mlp, "ONE_THREAD", limit)
+    monkeypatch.setattr(host_mlp, "WIDE", wide)
     network, x, slope = make(hidden, activation), torch.randn(7, 4), torch.randn(7, 3)
     expected = plain(network, x)
     gradients = torch.autograd.grad(expected, list(network.parameters()), slope)

@@ -13,9 +13,10 @@ from dqn_parts import IMAGE, VECTOR, make_batch, make_dqn
 
 from rl_lab.errors import ConfigError
 from rl_lab.experiment.train import run_training
+from rl_lab.nn.arrays import as_array
 from rl_lab.records import SequenceBatch
 from rl_lab.workflows.context import PhaseView
-from rl_lab.workflows.dqn import DQN
+from rl_lab.workflows.dqn import DQN, _converted
 
 ONLINE = PhaseView("train", "online", "replay")
 QUIET = ["logging.console=off", "logging.tensorboard=false", "evaluation.video=false"]
@@ -227,18 +228,28 @@ def test_late_priorities_are_those_of_the_update_before() -> None:
     """As on a GPU, where the host does not wait for the update that it has just begun; a checkpoint keeps them."""
     source = Priorities()
     first = make_dqn(sources={"replay": source}, seed=3)  # type: ignore[dict-item]
-    first._writes_late = True
+    first._priorities.late = True
     batch = make_batch(first, seed=1, weighted=True)
     error = first.td_loss(batch)[2]
     first.update(batch, phase=ONLINE)
     assert not hasattr(source, "priority")
     resumed = make_dqn(sources={"replay": source})  # type: ignore[dict-item]
-    resumed._writes_late = True
+    resumed._priorities.late = True
     resumed.set_state(first.get_state())
     resumed.update(make_batch(resumed, seed=2, weighted=True), phase=ONLINE)
     assert batch.indices is not None
     torch.testing.assert_close(source.indices, batch.indices[:, 0])
     torch.testing.assert_close(source.priority, torch.where(batch.is_last[:, 0], 0.0, error + 1e-6))
+
+
+def test_a_bad_batch_is_named_in_arrays_too() -> None:
+    """NumPy's batches are looked through as tensors are."""
+    workflow = make_dqn()
+    batch = make_batch(workflow)
+    batch.reward[0, 1] = float("nan")
+    arrays = _converted(batch, as_array)
+    assert isinstance(arrays.reward, np.ndarray)
+    assert "reward holds 1 NaN" in workflow.diagnose(arrays)
 
 
 @pytest.mark.parametrize(

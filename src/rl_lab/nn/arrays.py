@@ -46,6 +46,23 @@ def mean(x: Array) -> Array:
     return np.add.reduce(x, None) / np.float32(x.size) if isinstance(x, np.ndarray) else x.mean()
 
 
+def means(*rows: Array) -> Array:
+    """The mean of each of several vectors of one length, as one vector."""
+    if isinstance(rows[0], np.ndarray):
+        return np.add.reduce(np.array(rows), 1) / np.float32(len(rows[0]))
+    return torch.stack(rows).mean(1)
+
+
+def row_maximum(x: Array) -> Array:
+    """[rows, columns] → [rows]"""
+    return np.maximum.reduce(x, 1) if isinstance(x, np.ndarray) else x.amax(1)
+
+
+def clip(x: Array, low: float, high: float) -> Array:
+    """NumPy's own method costs four times as much."""
+    return np.minimum(np.maximum(x, low), high) if isinstance(x, np.ndarray) else x.clamp(low, high)
+
+
 def as_tensor(x: Array) -> Tensor:
     """On the same memory."""
     return torch.from_numpy(x) if isinstance(x, np.ndarray) else x

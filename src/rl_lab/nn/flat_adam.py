@@ -21,7 +21,7 @@ class FlatAdam(torch.optim.Optimizer):
 
     The parameters become views of one vector, so that a step is a handful of operations however many there are. They
     must be on their device when the optimiser is made. An update whose gradient or loss is not finite changes neither
-    parameters nor state; nothing is read back to the host. `zero_grad` must come before each backward pass. Parameter
+    parameters nor state; nothing is read back from a GPU. `zero_grad` must come before each backward pass. Parameter
     groups may have learning rates of their own; the norm is that of all of them.
     """
 
@@ -42,8 +42,9 @@ class FlatAdam(torch.optim.Optimizer):
         sizes = [-(-value.numel() // ALIGNED) * ALIGNED for value in self.params]
         self.weights, self.gradient, self.momentum, self.second_moment = torch.zeros(4, sum(sizes), device=device)
         self.updates = torch.zeros((), device=device)
-        self.last_grad_norm = torch.zeros((), device=device)  # before clipping
-        self.last_bad = torch.zeros((), device=device)  # 1: the last update was left out
+        # Of the last update, on its device; plain numbers on the CPU.
+        self.norm: Tensor | float = torch.zeros((), device=device)  # of the gradient, before clipping
+        self.left_out: Tensor | float = torch.zeros((), device=device)  # 1: the update was
         self._gradients = self._views(self.gradient, sizes)
         self._host_gradient = self.gradient.numpy() if device.type == "cpu" else None
         everything, start = (self.weights, self.gradient, self.momentum, self.second_moment), 0
@@ -60,9 +61,23 @@ class FlatAdam(torch.optim.Optimizer):
         pieces = zip(flat.split(sizes), self.params, strict=True)
         return [piece[: value.numel()].view(value.shape) for piece, value in pieces]
 
+    @property
+    def last_grad_norm(self) -> Tensor:
+        """Before clipping."""
+        return torch.as_tensor(self.norm, dtype=torch.float32)
+
+    @property
+    def last_bad(self) -> Tensor:
+        """1: the last update was left out."""
+        return torch.as_tensor(self.left_out, dtype=torch.float32)
+
     def zero_grad(self, set_to_none: bool = False) -> None:
         """The gradients are views of one vector too, and stay: a backward pass adds to them, or writes them."""
         self.gradient.zero_()
+        self.attach_gradients()
+
+    def attach_gradients(self) -> None:
+        """Enough before a backward pass that sets every gradient."""
         for value, view in zip(self.params, self._gradients, strict=True):
             if value.grad is not view:
                 value.grad = view
@@ -75,19 +90,20 @@ class FlatAdam(torch.optim.Optimizer):
             return
         norm = torch.linalg.vector_norm(self.gradient)
         finite = torch.isfinite(norm + loss if isinstance(loss, Tensor) else norm).float()
-        self.last_grad_norm, self.last_bad = norm, 1.0 - finite
+        bad = 1.0 - finite
+        self.norm, self.left_out = norm, bad
         self.updates += finite
         if self.weight_decay:
             self.weights.mul_(1.0 - self.weight_decay * finite)
         # The kernel divides by the one, and does nothing where the other is 1.
         scale = None if self.clip is None else (norm / self.clip).clamp_(min=1.0)
-        self._adam(grad_scale=scale, found_inf=self.last_bad)
+        self._adam(grad_scale=scale, found_inf=bad)
 
     def _step_on_host(self, gradient: np.ndarray, loss: float) -> None:
         """The same, where a number can be looked at without waiting for it."""
         norm = sqrt(np.dot(gradient, gradient))
         finite = isfinite(norm + loss)
-        self.last_grad_norm, self.last_bad = torch.tensor(norm), torch.tensor(0.0 if finite else 1.0)
+        self.norm, self.left_out = norm, 0.0 if finite else 1.0
         if not finite:
             return
         if self.clip is not None and norm > self.clip:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -15,9 +15,18 @@ HOST_ACTIVATIONS: tuple[HostActivation, ...] = get_args(HostActivation)
 # Multiplications up to which NumPy's BLAS takes one thread. It spreads larger products over threads of its own, which
 # torch's do not know of, so those are left to torch.
 ONE_THREAD = 1 << 18
+WIDE = 1 << 12  # outputs of a layer from which torch's dearer calls pay: it adds and cuts off in fewer passes
 
 Array = np.ndarray
-Layers = list[tuple[Array, Array]]  # weight [out, in] and bias [out]
+
+
+class Layer(NamedTuple):
+    """Views of a layer's parameters, for NumPy and for torch."""
+
+    weight: Float[Array, "out in"]
+    bias: Float[Array, " out"]
+    transposed: Float[Tensor, "in out"]
+    bias_tensor: Float[Tensor, " out"]
 
 
 class HostMLP:
@@ -29,28 +38,35 @@ class HostMLP:
     def __init__(self, parameters: Sequence[Tensor], activation: HostActivation) -> None:
         self.parameters, self._is_tanh = tuple(parameters), activation == "tanh"
         self._places: list[int] = []
-        self._layers: Layers = []
+        self._layers: list[Layer] = []
         self._gradients: list[tuple[Tensor, Array]] = []
 
-    def layers(self) -> Layers:
+    def layers(self) -> list[Layer]:
         """Views of the parameters, made anew where an optimiser or a move gave these other memory."""
         places = [value.data_ptr() for value in self.parameters]
         if places != self._places:
-            views = [value.detach().numpy() for value in self.parameters]
-            self._layers, self._places = list(zip(views[::2], views[1::2], strict=True)), places
+            tensors = [value.detach() for value in self.parameters]
+            pairs = zip(tensors[::2], tensors[1::2], strict=True)
+            self._layers = [Layer(weight.numpy(), bias.numpy(), weight.t(), bias) for weight, bias in pairs]
+            self._places = places
         return self._layers
 
     def forward(self, x: Float[Array, "batch in"]) -> tuple[Float[Array, "batch out"], list[Array]]:
         """The outputs, and the inputs of every layer, which `backward` needs."""
-        *hidden, (weight, bias) = self.layers()
+        *hidden, last = self.layers()
         inputs = [x]
         with np.errstate(all="ignore"):  # what is not finite is found, and named, where the loss is looked at
-            for own_weight, own_bias in hidden:
-                x = _multiply(x, own_weight.T)
-                x += own_bias
-                inputs.append(np.tanh(x, out=x) if self._is_tanh else np.maximum(x, 0.0, out=x))
-            out = _multiply(x, weight.T)
-            out += bias
+            for weight, bias, transposed, bias_tensor in hidden:
+                if len(x) * len(bias) >= WIDE:
+                    wide = torch.addmm(bias_tensor, torch.from_numpy(x), transposed)
+                    x = (wide.tanh_() if self._is_tanh else wide.relu_()).numpy()
+                else:
+                    x = _multiply(x, weight.T)
+                    x += bias
+                    x = np.tanh(x, out=x) if self._is_tanh else np.maximum(x, 0.0, out=x)
+                inputs.append(x)
+            out = _multiply(x, last.weight.T)
+            out += last.bias
         return out, inputs
 
     def backward(self, slope: Float[Array, "batch out"], inputs: Sequence[Array]) -> None:
@@ -64,7 +80,7 @@ class HostMLP:
                 _multiply(slope.T, before, out=gradients[2 * number])
                 np.dot(ones, slope, out=gradients[2 * number + 1])  # a sum over the batch, by the fast way
                 if number:
-                    slope = _multiply(slope, layers[number][0])
+                    slope = _multiply(slope, layers[number].weight)
                     slope *= 1.0 - before * before if self._is_tanh else before > 0.0
 
     def _gradient_arrays(self) -> list[Array]:

@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,6 +93,8 @@ def _to_cpu(value: object) -> object:
     """Tensors and plain containers only, so that the file loads without executing code."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value)
     if isinstance(value, dict):
         return {name: _to_cpu(part) for name, part in value.items()}
     if is_dataclass(value):

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,8 +22,8 @@ from rl_lab.components.controllers.q_networks import QNetwork
 from rl_lab.components.frame_stack import FrameStack
 from rl_lab.components.return_computers import first_n_step_return
 from rl_lab.errors import ConfigError
-from rl_lab.metrics.values import Metrics, TensorMetrics, pack
-from rl_lab.nn.arrays import Array, as_tensor, flags, library, mean, row_numbers
+from rl_lab.metrics.values import Metrics, TensorMetrics
+from rl_lab.nn.arrays import Array, as_array, clip, flags, library, means, row_maximum, row_numbers
 from rl_lab.nn.capture import CapturedStep
 from rl_lab.nn.flat_adam import FlatAdam
 from rl_lab.records import (
@@ -35,19 +36,11 @@ from rl_lab.records import (
 )
 from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import MetricsSink, PhaseView, WorkflowContext
+from rl_lab.workflows.late_priorities import PriorityWriter
 
 METRICS = ("loss/td", "q/value", "q/target", "q/error_size", "optimizer/grad_norm")
 SEED_DOMAIN = 5  # keeps the stream of exploration apart from the run's other ones
 LEARNED_FROM = ("action", "reward", "is_first", "is_last", "is_terminal", "weight")  # of a batch, its observation aside
-
-
-class Late(NamedTuple):
-    """New priorities on their way from the GPU to the replay."""
-
-    source: str
-    indices: Tensor
-    priority: Tensor
-    arrived: torch.cuda.Event | None = None
 
 
 class DQN(Workflow):
@@ -98,9 +91,7 @@ class DQN(Workflow):
         self._rng = np.random.default_rng(np.random.SeedSequence([context.seed, SEED_DOMAIN]))
         self._epsilon = self.epsilon_start
         self._updates = 0
-        self._late: Late | None = None
-        # So that the host need not wait for the update that it has just begun.
-        self._writes_late = context.device.type == "cuda"
+        self._priorities = PriorityWriter(context.data_sources, late=context.device.type == "cuda")
         self._autocast = nullcontext() if context.autocast_dtype is None else context.autocast()
         # See rl_lab.nn.arrays: on the CPU, a plain network is run by NumPy.
         self._in_numpy = context.device.type == "cpu" and context.autocast_dtype is None
@@ -165,10 +156,9 @@ class DQN(Workflow):
 
     def batch_spec(self) -> BatchSpec:
         """A transition of n steps, and the frames that must be seen with its first record."""
-        context = self.frames.context
-        return BatchSpec(self.batch_size, 1 + self.n_step, context=context, device=str(self.context.device))
+        context, device = self.frames.context, str(self.context.device)
+        return BatchSpec(self.batch_size, 1 + self.n_step, context=context, device=device, arrays=self._in_numpy)
 
-    @torch.no_grad()
     def targets(self, batch: SequenceBatch) -> Array:
         """R = r_1 + γ r_2 + … + γ^n max_a Q'(s_n, a), [batch].
 
@@ -181,7 +171,7 @@ class DQN(Workflow):
         if self.double:
             value = values[row_numbers(values), self.q.online.forward(following).argmax(1)]
         else:
-            value = library(values).amax(values, 1)
+            value = row_maximum(values)
         live = (1.0 - flags(batch.is_terminal[:, start:])) * self.discount
         return first_n_step_return(batch.reward[:, start:], live, batch.is_last[:, start:], value)
 
@@ -207,11 +197,11 @@ class DQN(Workflow):
             metrics: Metrics = TensorMetrics(METRICS, outputs["metrics"])
             priority = outputs.get("priority")
         else:
-            values, priority = self._learn(_arrays(batch) if self._in_numpy else batch)
-            metrics = pack(values)
+            metrics, priority = self._learn(batch)
         if priority is not None and phase.data_source is not None:
             assert batch.indices is not None
-            self._hand_back(Late(phase.data_source, batch.indices[:, self.frames.context], priority))
+            indices = torch.as_tensor(batch.indices[:, self.frames.context])
+            self._priorities.write(phase.data_source, indices, torch.as_tensor(priority))
         self._updates += 1
         if self._updates % self.target_every == 0:
             self.q.move_target(self.target_rate)
@@ -220,26 +210,34 @@ class DQN(Workflow):
     def _train_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         """`_learn` in the form in which it can be captured as a CUDA graph."""
         observation, rest = split_observation(inputs)
-        values, priority = self._learn(SequenceBatch(observation=observation, **rest))
-        outputs = {"metrics": TensorMetrics.pack(values).values_vector}
+        metrics, priority = self._learn(SequenceBatch(observation=observation, **rest))
+        assert isinstance(metrics, TensorMetrics)
+        outputs = {"metrics": metrics.values_vector}
         return outputs if priority is None else outputs | {"priority": priority}
 
     def _changing_tensors(self) -> list[Tensor]:
         assert self.optimizer is not None
         return [*self.q.parameters(), *self.q.buffers(), *self.optimizer.state_tensors()]
 
-    def _learn(self, batch: SequenceBatch) -> tuple[dict[str, Array], Tensor | None]:
+    def _learn(self, batch: SequenceBatch) -> tuple[Metrics, Array | None]:
         """A step of the optimiser; values to watch, and new priorities where the batch was drawn by priority."""
-        assert self.optimizer is not None
-        with self._autocast:
-            loss, backward, error, metrics = self.td_loss(batch)
-        self.optimizer.zero_grad()
+        optimizer = self.optimizer
+        assert optimizer is not None
+        if self._in_numpy:
+            batch = _converted(batch, as_array)
+            loss, backward, error, watched = self.td_loss(batch)
+            optimizer.attach_gradients()  # the backward pass sets them all
+        else:
+            with self._autocast, torch.no_grad():
+                loss, backward, error, watched = self.td_loss(batch)
+            optimizer.zero_grad()
         backward()
-        self.optimizer.step(loss=loss)
-        priority = None if batch.weight is None else self._priority(as_tensor(batch.is_last), as_tensor(error))
-        return dict(zip(METRICS, (*metrics, self.optimizer.last_grad_norm), strict=True)), priority
+        optimizer.step(loss=loss)
+        priority = None if batch.weight is None else self._priority(batch.is_last, error)
+        if self._in_numpy:
+            return dict(zip(METRICS, (*watched.tolist(), optimizer.norm), strict=True)), priority
+        return TensorMetrics(METRICS, torch.cat([watched, optimizer.last_grad_norm[None]])), priority
 
-    @torch.no_grad()
     def td_loss(self, batch: SequenceBatch) -> tuple[Array, Callable[[], None], Array, Array]:
         """The mean loss of R - Q(s, a), its backward pass, the errors, and values to watch.
 
@@ -249,37 +247,33 @@ class DQN(Workflow):
         start = self.frames.context
         target = self.targets(batch)
         values, backward = self.q.online.with_backward(self.frames.at(batch.observation, batch.is_first, start))
-        xp, rows, action = library(values), row_numbers(values), batch.action[:, start, 0]
+        rows, action = row_numbers(values), batch.action[:, start, 0]
         weight = 1.0 - flags(batch.is_last[:, start])  # nothing follows an episode's last record
         if batch.weight is not None:
             weight = weight * batch.weight
         chosen = values[rows, action]
         error = chosen - target
-        slope = error.clip(-1.0, 1.0) if self.huber else 2.0 * error
+        slope = clip(error, -1.0, 1.0) if self.huber else 2.0 * error
+        pull = weight * slope
         # Huber: error²/2, and |error| - 1/2 beyond ±1. MSE: error².
-        losses = weight * (slope * (error - 0.5 * slope) if self.huber else error * error)
-        derivative = xp.zeros_like(values)
-        derivative[rows, action] = weight * slope / self.batch_size
+        losses = pull * (error - 0.5 * slope if self.huber else 0.5 * error)
+        derivative = library(values).zeros_like(values)
+        derivative[rows, action] = pull / self.batch_size
         size = abs(error)
-        metrics = tuple(map(mean, (losses, chosen, target, size)))
-        return metrics[0], partial(backward, derivative), size, metrics
+        watched = means(losses, chosen, target, size)
+        return watched[0], partial(backward, derivative), size, watched
 
-    def _priority(self, is_last: Tensor, error: Tensor) -> Tensor:
-        priority = torch.where(is_last[:, self.frames.context], 0.0, error + self.priority_floor)
+    def _priority(self, is_last: Array, error: Array) -> Array:
+        xp, floor = library(error), self.priority_floor
+        priority = xp.where(is_last[:, self.frames.context], 0.0, error + floor)
         # An update that was left out because of a NaN must not leave its mark here.
-        return priority.nan_to_num(self.priority_floor, self.priority_floor)
-
-    def _hand_back(self, new: Late) -> None:
-        """Give the replay the new priorities; from a GPU those of the update before this one."""
-        if self._writes_late:
-            due, self._late = self._late, _begin_copy(new)
-        else:
-            due = new
-        if due is not None:
-            self.context.data_sources[due.source].update(due.indices, {"priority": _arrived(due)})
+        return xp.nan_to_num(priority, nan=floor, posinf=floor)
 
     def batch_losses(self, batch: SequenceBatch) -> Mapping[str, Tensor]:
         return {"td": self.td_loss(batch)[0]}
+
+    def diagnose(self, batch: Any) -> str:
+        return super().diagnose(_converted(batch, torch.as_tensor))
 
     def log_metrics(self, step: int, writer: MetricsSink) -> None:
         writer.scalar("workflow/epsilon", self.epsilon(step))
@@ -287,24 +281,25 @@ class DQN(Workflow):
     # Saving -----------------------------------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"updates": self._updates, "exploration": json.dumps(self._rng.bit_generator.state)}
-        if (late := self._late) is not None:
-            own["late"] = {"source": late.source, "indices": late.indices, "priority": _arrived(late).clone()}
+        exploration, priorities = json.dumps(self._rng.bit_generator.state), self._priorities.state_dict()
+        own = {"updates": self._updates, "exploration": exploration, "priorities": priorities}
         return super().get_state() | own
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
         self._updates = state["updates"]
         self._rng.bit_generator.state = json.loads(state["exploration"])
-        self._late = Late(**state["late"]) if "late" in state else None
+        self._priorities.load_state_dict(state["priorities"])
 
 
-def _arrays(batch: SequenceBatch) -> SequenceBatch:
-    """The same batch, in NumPy's terms."""
-    values: dict[str, Any] = {name: getattr(batch, name) for name in LEARNED_FROM}
-    values = {name: None if value is None else value.numpy() for name, value in values.items()}
-    observation: dict[str, Any] = {key: value.numpy() for key, value in batch.observation.items()}
-    return SequenceBatch(observation=observation, **values)
+def _converted(batch: SequenceBatch, convert: Callable[[Array], Array]) -> SequenceBatch:
+    """The same batch on the same memory, as arrays or as tensors."""
+    if convert(batch.reward) is batch.reward:
+        return batch
+    values = {name: getattr(batch, name) for name in LEARNED_FROM}
+    values = {name: None if value is None else convert(value) for name, value in values.items()}
+    observation = {key: convert(value) for key, value in batch.observation.items()}
+    return replace(batch, observation=observation, **values)
 
 
 def _inputs(batch: SequenceBatch) -> dict[str, Tensor]:
@@ -312,18 +307,3 @@ def _inputs(batch: SequenceBatch) -> dict[str, Tensor]:
     inputs = {OBSERVATION_PREFIX + key: value for key, value in batch.observation.items()}
     inputs |= {name: getattr(batch, name) for name in LEARNED_FROM if getattr(batch, name) is not None}
     return inputs
-
-
-def _begin_copy(late: Late) -> Late:
-    """On its way to the host; nobody waits for it yet."""
-    if not late.priority.is_cuda:
-        return late
-    priority, arrived = late.priority.to("cpu", non_blocking=True), torch.cuda.Event()
-    arrived.record()
-    return late._replace(priority=priority, arrived=arrived)
-
-
-def _arrived(late: Late) -> Tensor:
-    if late.arrived is not None:
-        late.arrived.synchronize()
-    return late.priority
