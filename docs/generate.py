@@ -266,7 +266,9 @@ def _planner_name(planner: str) -> str:
 
 def _cell(cell: dict[str, Any]) -> str:
     """A score and its deviation over episodes, or why there is none."""
-    return cell["reason"] if "reason" in cell else f"{cell['return_mean']:.1f} ± {cell['return_std']:.0f}"
+    if "reason" in cell:
+        return cell["reason"].removeprefix("controllers.planner: ")
+    return f"{cell['return_mean']:.1f} ± {cell['return_std']:.0f}"
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
