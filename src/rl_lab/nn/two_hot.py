@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from rl_lab.errors import ConfigError
-from rl_lab.nn.math import at_least_float32, symexp, symlog
+from rl_lab.nn.math import at_least_float32, in_full_on_host, symexp, symlog
 
 Spacing = Literal["symexp", "linear"]
 
@@ -55,15 +56,51 @@ class TwoHot(nn.Module):
     def loss(self, logits: Float[Tensor, "*lead bins"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
         """Cross-entropy with the two-hot encoding of `target`, which is not materialised and gets no gradient."""
         logits = at_least_float32(logits)
+        if in_full_on_host(logits):
+            return _HostCrossEntropy.apply(logits, *self._place(logits, target.unsqueeze(0))).squeeze(0)
+        neighbours, upper_mass = self._place(logits, target)
+        chosen = torch.log_softmax(logits, -1).gather(-1, neighbours)
+        return -torch.lerp(chosen[..., 0], chosen[..., 1], upper_mass)
+
+    def losses(self, logits: Float[Tensor, "*lead bins"], *targets: Float[Tensor, "*lead"]) -> list[Tensor]:
+        """The same for several targets."""
+        if in_full_on_host(logits):
+            return list(_HostCrossEntropy.apply(logits, *self._place(logits, torch.stack(targets))))
+        return [self.loss(logits, target) for target in targets]
+
+    def _place(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The two bins around each target [..., 2], and how much of it belongs to the upper one."""
         target = target.detach().to(logits.dtype)
         target = target if self.spacing == "symexp" else symlog(target)
         target = target.clamp(-self.largest, self.largest)
         lower = torch.bucketize(target.contiguous(), self.edges.to(logits.dtype), right=True)
         neighbours = torch.stack([lower, lower + 1], -1)
         ends = self.bins[neighbours]
-        upper_mass = (target - ends[..., 0]) / (ends[..., 1] - ends[..., 0])
-        chosen = torch.log_softmax(logits, -1).gather(-1, neighbours)
-        return -torch.lerp(chosen[..., 0], chosen[..., 1], upper_mass)
+        return neighbours, (target - ends[..., 0]) / (ends[..., 1] - ends[..., 0])
+
+
+class _HostCrossEntropy(torch.autograd.Function):
+    """On the CPU: one softmax for several targets, and a derivative that is written out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Float[Tensor, "*lead bins"], neighbours: Int[Tensor, "targets *lead 2"], upper_mass: Tensor
+    ) -> Float[Tensor, "targets *lead"]:
+        log_probs = torch.log_softmax(logits, -1)
+        ctx.save_for_backward(log_probs, neighbours, upper_mass)
+        chosen = log_probs.expand(len(neighbours), *logits.shape).gather(-1, neighbours)
+        return torch.lerp(chosen[..., 0], chosen[..., 1], upper_mass).neg_()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Float[Tensor, "targets *lead"]) -> tuple[Tensor | None, ...]:
+        """softmax - two-hot, each target as much as its loss counts."""
+        log_probs, neighbours, upper_mass = ctx.saved_tensors
+        by_logits = log_probs.exp().mul_(grad.sum(0).unsqueeze(-1))
+        upper = grad * upper_mass
+        for place, mass in zip(neighbours, torch.stack([upper - grad, -upper], -1), strict=True):
+            by_logits.scatter_add_(-1, place, mass)
+        return by_logits, None, None
 
 
 class PlainScalar(nn.Module):

@@ -247,10 +247,10 @@ class ActorCritic:
 
     def value_loss(self, output: Tensor, target: Tensor, slow_value: Tensor | None) -> Tensor:
         """Towards the return, and, where the rules say so, towards the slow critic's own prediction."""
-        loss = self.critic.loss(output, target)
         if slow_value is None or not self.rules.slow_value_scale:
-            return loss
-        return loss + self.rules.slow_value_scale * self.critic.loss(output, slow_value)
+            return self.critic.loss(output, target)
+        loss, distance = self.critic.losses(output, target, slow_value)
+        return loss + self.rules.slow_value_scale * distance
 
 
 @contextmanager

@@ -70,6 +70,10 @@ class Critic(nn.Module, ABC):
     @abstractmethod
     def loss(self, output: Float[Tensor, "*lead out"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]: ...
 
+    def losses(self, output: Float[Tensor, "*lead out"], *targets: Float[Tensor, "*lead"]) -> list[Tensor]:
+        """One for each target."""
+        return [self.loss(output, target) for target in targets]
+
     def slow_mean(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead"]:
         """The slow copy's prediction."""
         assert self.slow is not None
@@ -107,6 +111,9 @@ class TwoHotCritic(Critic):
 
     def loss(self, output: Float[Tensor, "*lead bins"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
         return self.two_hot.loss(output, target)
+
+    def losses(self, output: Float[Tensor, "*lead bins"], *targets: Float[Tensor, "*lead"]) -> list[Tensor]:
+        return self.two_hot.losses(output, *targets)
 
 
 class ScalarCritic(Critic):
