@@ -102,7 +102,7 @@ class UnimixCategorical:
         """The probabilities, or, where nothing else needs these, numbers in proportion to them."""
         if torch.is_grad_enabled() or self.logits.device.type != "cpu":
             return self.probs.detach()
-        weights = torch.exp(self.logits - self.logits.amax(-1, keepdim=True))
+        weights = (self.logits - self.logits.amax(-1, keepdim=True)).exp_()
         return weights @ _mixing(self.classes, self.unimix, weights.dtype) if self.unimix else weights
 
     def sample(self, noise: Float[Tensor, "*lead classes"] | None = None) -> Float[Tensor, "*lead classes"]:
@@ -121,6 +121,7 @@ class UnimixCategorical:
 
 
 @cache
+@torch.inference_mode(False)
 def _mixing(classes: int, unimix: float, dtype: torch.dtype) -> Float[Tensor, "classes classes"]:
     """What adds the uniform share to a row of weights of any sum."""
     return identity(classes, dtype) + unimix / ((1.0 - unimix) * classes)

@@ -40,12 +40,14 @@ def softmax(logits: Float[Tensor, "*lead classes"]) -> Float[Tensor, "*lead clas
 
 
 @cache
+@torch.inference_mode(False)
 def constant(value: float, dtype: torch.dtype) -> Float[Tensor, ""]:
     """A number as a tensor on the CPU."""
     return torch.tensor(value, dtype=dtype)
 
 
 @cache
+@torch.inference_mode(False)
 def identity(size: int, dtype: torch.dtype) -> Float[Tensor, "size size"]:
     """On the CPU."""
     return torch.eye(size, dtype=dtype)

@@ -93,6 +93,12 @@ class LaProp(torch.optim.Optimizer):
         super().add_param_group(param_group)
         self._flat.append(_FlatGroup(self.param_groups[-1]["params"]))
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients: a step gathers what there is."""
+        for flat in self._flat:
+            for param in flat.params:
+                param.grad = None
+
     @torch.no_grad()
     def step(  # type: ignore[override]
         self, closure: Callable[[], Tensor] | None = None, *, loss: Tensor | None = None

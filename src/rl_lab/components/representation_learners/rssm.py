@@ -139,13 +139,12 @@ class BlockRSSM(CategoricalModel):
         features = start.deter.new_empty(len(latent_noise) + 1, len(start.deter), self.feature_size)
         states = LatentState(features[..., : self.deter], features[..., self.deter :])
         states.deter[0], states.stoch[0] = start.deter, start.stoch
-        actions = []
-        for t, (step_latent_noise, step_action_noise) in enumerate(zip(latent_noise, action_noise, strict=True)):
-            action = policy(features[t], step_action_noise)
-            deter = states.deter[t + 1]
-            recurrence.advance(states.deter[t], states.stoch[t], action.to(deter.dtype), out=deter)
-            states.stoch[t + 1] = self.sample(self.prior(deter), step_latent_noise, deter.dtype)
-            actions.append(action)
+        deters, stochs, actions = states.deter.unbind(), states.stoch.unbind(), []
+        with torch.inference_mode():  # each operation is a little cheaper
+            for t, noise in enumerate(zip(latent_noise, action_noise, strict=True)):
+                actions.append(policy(features[t], noise[1]))
+                recurrence.advance(deters[t], stochs[t], actions[t].to(features.dtype), out=deters[t + 1])
+                stochs[t + 1].copy_(self.sample(self.prior(deters[t + 1]), noise[0], features.dtype))
         return Dream(states, features, torch.stack(actions))
 
     # Helpers ----------------------------------------------------------------------------------------------------------
