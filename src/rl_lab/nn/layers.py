@@ -257,9 +257,9 @@ class MLP(nn.Sequential):
     def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
         return normed_layers(x, self._tensors, self._eps) if self._written_out(x) else super().forward(x)
 
-    def record(self, rows: int, like: Tensor) -> LayerRecord | None:
-        """A record for so many rows, where inputs `like` this have a derivative that is written out."""
-        return LayerRecord(self._tensors, self._eps, rows) if self._written_out(like) else None
+    def record(self, parts: int, rows: int, like: Tensor) -> LayerRecord | None:
+        """A record for so many parts of so many rows, where inputs `like` this have a derivative that is written out."""
+        return LayerRecord(self._tensors, self._eps, parts=parts, rows=rows) if self._written_out(like) else None
 
     def _written_out(self, x: Tensor) -> bool:
         return bool(self._tensors) and x.dtype == torch.float32 and in_full_on_host(x)

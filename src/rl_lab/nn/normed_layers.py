@@ -28,7 +28,7 @@ def normed_layers(x: Tensor, layers: list[LayerTensors], eps: float) -> Tensor:
     """The layers one after the other, over the last axis of `x`."""
     rows = x.reshape(-1, x.shape[-1])
     if torch.is_grad_enabled():
-        record = LayerRecord(layers, eps, len(rows))
+        record = LayerRecord(layers, eps, parts=1, rows=len(rows))
         with torch.no_grad():
             record.extend(rows)
         return record.outputs(x)
@@ -51,20 +51,23 @@ class LayerRecord:
     """Layers that run on their rows part by part, without a gradient, and keep what a derivative needs of it: all rows
     then have one together, as if they had come together."""
 
-    def __init__(self, layers: list[LayerTensors], eps: float, rows: int) -> None:
-        self._layers, self._eps, self._filled = layers, eps, 0
-        new = layers[0].weight.new_empty
-        self._normed = [new(rows, len(layer.bias)) for layer in layers]
-        self._factors = [new(rows, 1) for _ in layers]
-        self._outputs = [new(rows, len(layer.bias)) for layer in layers]
+    def __init__(self, layers: list[LayerTensors], eps: float, *, parts: int, rows: int) -> None:
+        """For so many parts with so many rows each."""
+        self._layers, self._eps = layers, eps
+        sizes = [len(layer.bias) for layer in layers]
+        # What is normed, the factors of the norm, and what the activation gave, of every layer.
+        self._kept = [
+            layers[0].weight.new_empty(parts * rows, size) for kind in (sizes, [1] * len(sizes), sizes) for size in kind
+        ]
+        self._parts = zip(*(place.split(rows) for place in self._kept), strict=True)
+        self._transposed = [layer.weight.t() for layer in layers]
 
     def extend(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
-        """What the layers make of these rows."""
-        own = slice(self._filled, self._filled + len(x))
-        self._filled = own.stop
-        for layer, *places in zip(self._layers, self._normed, self._factors, self._outputs, strict=True):
-            normed, factor, output = (place[own] for place in places)
-            torch.addmm(layer.bias, x, layer.weight.t(), out=normed)
+        """What the layers make of the next part."""
+        places, count = next(self._parts), len(self._layers)
+        for number, (layer, weight) in enumerate(zip(self._layers, self._transposed, strict=True)):
+            normed, factor, output = places[number::count]
+            torch.addmm(layer.bias, x, weight, out=normed)
             normalize_(normed, self._eps, factor=factor)
             x = F.silu(torch.mul(normed, layer.scale, out=output), inplace=True)
         return x
@@ -72,7 +75,7 @@ class LayerRecord:
     def outputs(self, x: Float[Tensor, "*lead inputs"]) -> Float[Tensor, "*lead outputs"]:
         """With a gradient, of the first rows; `x` are the inputs that they were."""
         rows = x.reshape(-1, x.shape[-1])
-        kept = [place[: len(rows)] for places in (self._normed, self._factors, self._outputs) for place in places]
+        kept = [place[: len(rows)] for place in self._kept]
         outputs = _NormedLayers.apply(rows, *kept, *(tensor for layer in self._layers for tensor in layer))
         return outputs.view(*x.shape[:-1], -1)
 

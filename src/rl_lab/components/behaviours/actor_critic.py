@@ -161,7 +161,7 @@ class ActorCritic:
             self._copies.refresh()
         record = None
         if self.rules.gradient == "reinforce" and self._copies is None:
-            record = self.actor.head.trunk.record(lead[0] * lead[1], like=start.deter)
+            record = self.actor.head.trunk.record(*lead, like=start.deter)
         policy = self._choose if record is None else partial(self._choose_recorded, record)
         dream = self._dream_rssm.imagine(start, policy, latent_noise=noise, action_noise=action_noise)
         return dream.features, dream.actions, record

@@ -11,16 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.components.representation_learners.host_loops import block_product
 from rl_lab.nn.layers import BlockLinear, NormedLinear, RMSNorm
 from rl_lab.nn.normed_layers import normalize_
 
 
 class HostRecurrence:
-    """For so many rows at once. Made anew for every dream, from the weights as they are then."""
+    """Fills in the deter of `states` [steps, rows, size], step by step. Made anew for every dream, from the weights as
+    they are then."""
 
     def __init__(
-        self, rows: int, layers: list[NormedLinear], core: BlockLinear, core_norm: RMSNorm, gates: BlockLinear
+        self,
+        states: LatentState,
+        layers: list[NormedLinear],
+        core: BlockLinear,
+        core_norm: RMSNorm,
+        gates: BlockLinear,
     ) -> None:
         """`layers`: those of deter, stoch and action."""
         blocks, block, self._eps = core.blocks, core.out_features // core.blocks, core_norm.eps
@@ -32,27 +39,33 @@ class HostRecurrence:
         self._gates_weight = gates.weight.view(blocks, block, 3, block).permute(2, 0, 1, 3).contiguous().numpy()
         offset = core.bias.new_tensor([0.0, 0.0, -1.0]).view(3, 1, 1)
         self._gates_bias = gates.bias.view(blocks, 3, block).transpose(0, 1).reshape(3, 1, -1) + offset
-        # Every step writes to the same places.
-        new = core.bias.new_empty
-        self._inputs, self._core = new(rows, *self._scales.shape), new(rows, core.out_features)
-        self._own, self._gates = torch.empty_like(self._core), new(3, rows, core.out_features)
+        # Every step writes to the same places; `arrays` are those that NumPy works on.
+        self._deter, self._stoch, self._deter_array = states.deter.unbind(), states.stoch.unbind(), states.deter.numpy()
+        rows = states.deter.shape[1]
+        inputs = core.bias.new_empty(rows, *self._scales.shape)
+        self._inputs, self._flat_inputs = inputs, inputs.view(rows, -1)
+        work = core.bias.new_empty(5, rows, core.out_features)
+        self._core, self._own, self._gates = work[0], work[1], work[2:]
+        self._arrays = self._core.numpy(), self._own.numpy(), self._gates.numpy()
         self._layers = [
-            (layer.linear.bias, layer.linear.weight.t(), self._inputs[:, place]) for place, layer in enumerate(layers)
+            (layer.linear.bias, layer.linear.weight.t(), place)
+            for layer, place in zip(layers, inputs.unbind(1), strict=True)
         ]
 
-    def advance(self, deter: Tensor, stoch: Tensor, action: Tensor, *, out: Tensor) -> None:
-        """The next deter, into `out`."""
+    def advance(self, t: int, action: Tensor) -> Tensor:
+        """The deter of step t + 1."""
+        deter, core, (core_array, own_array, gates_array) = self._deter[t], self._core, self._arrays
         action = action / action.abs().clamp_min_(1.0)
-        for x, (bias, weight, place) in zip((deter, stoch, action), self._layers, strict=True):
+        for x, (bias, weight, place) in zip((deter, self._stoch[t], action), self._layers, strict=True):
             torch.addmm(bias, x, weight, out=place)
         normalize_(self._inputs, self._eps)
-        inputs, core = F.silu(self._inputs.mul_(self._scales), inplace=True), self._core
-        torch.addmm(self._core_bias, inputs.view(len(core), -1), self._shared_weight, out=core)
-        block_product(deter.numpy(), self._block_weight, out=self._own.numpy())
+        F.silu(self._inputs.mul_(self._scales), inplace=True)
+        torch.addmm(self._core_bias, self._flat_inputs, self._shared_weight, out=core)
+        block_product(self._deter_array[t], self._block_weight, out=own_array)
         normalize_(core.add_(self._own), self._eps)
         F.silu(core.mul_(self._core_scale), inplace=True)
-        block_product(core.numpy(), self._gates_weight, out=self._gates.numpy())
-        reset, candidate, update = self._gates.add_(self._gates_bias)
+        block_product(core_array, self._gates_weight, out=gates_array)
+        reset, candidate, update = self._gates.add_(self._gates_bias).unbind()
         candidate.mul_(reset.sigmoid_())
-        np.tanh(candidate.numpy(), out=candidate.numpy())  # torch's takes several times as long
-        torch.lerp(deter, candidate, update.sigmoid_(), out=out)
+        np.tanh(gates_array[1], out=gates_array[1])  # torch's takes several times as long
+        return torch.lerp(deter, candidate, update.sigmoid_(), out=self._deter[t + 1])

@@ -134,17 +134,17 @@ class BlockRSSM(CategoricalModel):
         """Roll the prior forward. Without gradients on the CPU: in one array that holds the features of all steps."""
         if torch.is_grad_enabled() or not in_full_on_host(start.deter):
             return super().imagine(start, policy, latent_noise=latent_noise, action_noise=action_noise)
-        layers = [self.deter_layer, self.stoch_layer, self.action_layer]
-        recurrence = HostRecurrence(len(start.deter), layers, self.core, self.core_norm, self.gates)
         features = start.deter.new_empty(len(latent_noise) + 1, len(start.deter), self.feature_size)
         states = LatentState(features[..., : self.deter], features[..., self.deter :])
         states.deter[0], states.stoch[0] = start.deter, start.stoch
-        deters, stochs, actions = states.deter.unbind(), states.stoch.unbind(), []
+        layers = [self.deter_layer, self.stoch_layer, self.action_layer]
+        recurrence = HostRecurrence(states, layers, self.core, self.core_norm, self.gates)
+        actions = []
         with torch.inference_mode():  # each operation is a little cheaper
             for t, noise in enumerate(zip(latent_noise, action_noise, strict=True)):
                 actions.append(policy(features[t], noise[1]))
-                recurrence.advance(deters[t], stochs[t], actions[t].to(features.dtype), out=deters[t + 1])
-                stochs[t + 1].copy_(self.sample(self.prior(deters[t + 1]), noise[0], features.dtype))
+                deter = recurrence.advance(t, actions[t].to(features.dtype))
+                states.stoch[t + 1] = self.sample(self.prior(deter), noise[0], deter.dtype)
         return Dream(states, features, torch.stack(actions))
 
     # Helpers ----------------------------------------------------------------------------------------------------------
