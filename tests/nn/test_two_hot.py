@@ -123,3 +123,18 @@ def test_linear_bins_stand_for_symlog_values(value: float) -> None:
     )
     mean = (logits.softmax(-1) * bins).sum()
     torch.testing.assert_close(two_hot.mean(logits), torch.sign(mean) * torch.expm1(mean.abs()))
+
+
+def test_several_targets_have_the_losses_and_gradients_of_each() -> None:
+    """On the CPU one softmax serves them all, and the derivative is written out; under autocast it is autograd's."""
+    two_hot, logits = TwoHot(21), torch.randn(3, 4, 21, requires_grad=True)
+    targets, weights = [torch.randn(3, 4), 5.0 * torch.randn(3, 4)], [0.3, 2.0]
+    forms = [two_hot.losses(logits, *targets), [two_hot.loss(logits, target) for target in targets]]
+    with torch.autocast("cpu"):
+        forms.append(two_hot.losses(logits, *targets))
+    gradients = []
+    for losses in forms:
+        torch.testing.assert_close(losses, forms[0])
+        total = sum(weight * loss.sum() for weight, loss in zip(weights, losses, strict=True))
+        gradients.append(torch.autograd.grad(total, logits)[0])
+    torch.testing.assert_close(gradients[1:], [gradients[0]] * 2)

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError
+from rl_lab.nn.host_products import affine
 from rl_lab.nn.math import at_least_float32, in_full_on_host
 from rl_lab.nn.normed_layers import LayerRecord, LayerTensors, normed_layers
 from rl_lab.nn.styles import DREAMER_V3, Initialization, LayerStyle
@@ -63,6 +64,12 @@ class Linear(nn.Linear):
             init_averaged_(self.weight, fans=fans, uniform=self.init == "glorot", outscale=self.outscale)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+    def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out_features"]:
+        if torch.is_grad_enabled() or self.bias is None or not in_full_on_host(x):
+            return super().forward(x)
+        rows = affine(x.reshape(-1, self.in_features), self.weight.detach().t(), self.bias)
+        return rows.view(*x.shape[:-1], self.out_features)
 
 
 class Conv(nn.Conv2d):
@@ -258,7 +265,7 @@ class MLP(nn.Sequential):
         return normed_layers(x, self._tensors, self._eps) if self._written_out(x) else super().forward(x)
 
     def record(self, parts: int, rows: int, like: Tensor) -> LayerRecord | None:
-        """A record for so many parts of so many rows, where inputs `like` this have a derivative that is written out."""
+        """A record for so many parts of so many rows, where the derivative by inputs `like` this is written out."""
         return LayerRecord(self._tensors, self._eps, parts=parts, rows=rows) if self._written_out(like) else None
 
     def _written_out(self, x: Tensor) -> bool:

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rl_lab.nn.host_products import affine, product
 from rl_lab.nn.math import constant
 
 
@@ -33,7 +34,7 @@ def normed_layers(x: Tensor, layers: list[LayerTensors], eps: float) -> Tensor:
             record.extend(rows)
         return record.outputs(x)
     for layer in layers:
-        rows = torch.addmm(layer.bias, rows, layer.weight.t())
+        rows = affine(rows, layer.weight.detach().t(), layer.bias)
         normalize_(rows, eps)
         rows = F.silu(rows.mul_(layer.scale), inplace=True)
     return rows.view(*x.shape[:-1], -1)
@@ -60,14 +61,14 @@ class LayerRecord:
             layers[0].weight.new_empty(parts * rows, size) for kind in (sizes, [1] * len(sizes), sizes) for size in kind
         ]
         self._parts = zip(*(place.split(rows) for place in self._kept), strict=True)
-        self._transposed = [layer.weight.t() for layer in layers]
+        self._transposed = [layer.weight.detach().t() for layer in layers]
 
     def extend(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
         """What the layers make of the next part."""
         places, count = next(self._parts), len(self._layers)
         for number, (layer, weight) in enumerate(zip(self._layers, self._transposed, strict=True)):
             normed, factor, output = places[number::count]
-            torch.addmm(layer.bias, x, weight, out=normed)
+            affine(x, weight, layer.bias, out=normed)
             normalize_(normed, self._eps, factor=factor)
             x = F.silu(torch.mul(normed, layer.scale, out=output), inplace=True)
         return x
@@ -99,14 +100,14 @@ class _NormedLayers(torch.autograd.Function):
         for number in reversed(range(count)):
             layer = LayerTensors(*tensors[3 * number : 3 * number + 3])
             grad = torch.ops.aten.silu_backward(grad, normed[number] * layer.scale)
-            product = grad * normed[number]
+            pull = grad * normed[number]
             # What lies along the normed vector does not change its direction, so it has no effect.
-            along = torch.mv(product, layer.scale).mul_(-1.0 / layer.scale.numel()).unsqueeze(1)
+            along = torch.mv(pull, layer.scale).mul_(-1.0 / layer.scale.numel()).unsqueeze(1)
             grad = grad.mul_(layer.scale).addcmul_(normed[number], along).mul_(factors[number])
             place = 1 + 3 * (count + number)
             frozen = not any(ctx.needs_input_grad[place : place + 3])
-            own = [None, None, None] if frozen else [grad.t() @ inputs[number], grad.sum(0), product.sum(0)]
+            own = [None, None, None] if frozen else [grad.t() @ inputs[number], grad.sum(0), pull.sum(0)]
             gradients = [*own, *gradients]
             if number or ctx.needs_input_grad[0]:
-                grad = grad @ layer.weight
+                grad = product(grad, layer.weight.detach())
         return grad if ctx.needs_input_grad[0] else None, *[None] * (3 * count), *gradients

@@ -85,7 +85,7 @@ class _HostCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, logits: Float[Tensor, "*lead bins"], neighbours: Int[Tensor, "targets *lead 2"], upper_mass: Tensor
-    ) -> Float[Tensor, "targets *lead"]:
+    ) -> Float[Tensor, targets * lead]:
         log_probs = torch.log_softmax(logits, -1)
         ctx.save_for_backward(log_probs, neighbours, upper_mass)
         chosen = log_probs.expand(len(neighbours), *logits.shape).gather(-1, neighbours)
@@ -93,7 +93,7 @@ class _HostCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Float[Tensor, "targets *lead"]) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Float[Tensor, targets * lead]) -> tuple[Tensor | None, ...]:
         """softmax - two-hot, each target as much as its loss counts."""
         log_probs, neighbours, upper_mass = ctx.saved_tensors
         by_logits = log_probs.exp().mul_(grad.sum(0).unsqueeze(-1))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.components.representation_learners.host_loops import block_product
+from rl_lab.nn.host_products import affine
 from rl_lab.nn.layers import BlockLinear, NormedLinear, RMSNorm
 from rl_lab.nn.normed_layers import normalize_
 
@@ -48,7 +49,7 @@ class HostRecurrence:
         self._core, self._own, self._gates = work[0], work[1], work[2:]
         self._arrays = self._core.numpy(), self._own.numpy(), self._gates.numpy()
         self._layers = [
-            (layer.linear.bias, layer.linear.weight.t(), place)
+            (layer.linear.bias, layer.linear.weight.detach().t(), place)
             for layer, place in zip(layers, inputs.unbind(1), strict=True)
         ]
 
@@ -57,10 +58,10 @@ class HostRecurrence:
         deter, core, (core_array, own_array, gates_array) = self._deter[t], self._core, self._arrays
         action = action / action.abs().clamp_min_(1.0)
         for x, (bias, weight, place) in zip((deter, self._stoch[t], action), self._layers, strict=True):
-            torch.addmm(bias, x, weight, out=place)
+            affine(x, weight, bias, out=place)
         normalize_(self._inputs, self._eps)
         F.silu(self._inputs.mul_(self._scales), inplace=True)
-        torch.addmm(self._core_bias, self._flat_inputs, self._shared_weight, out=core)
+        affine(self._flat_inputs, self._shared_weight, self._core_bias, out=core)
         block_product(self._deter_array[t], self._block_weight, out=own_array)
         normalize_(core.add_(self._own), self._eps)
         F.silu(core.mul_(self._core_scale), inplace=True)
