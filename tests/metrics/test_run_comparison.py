@@ -5,8 +5,11 @@ import json
 import pytest
 
 from rl_lab.errors import RLLabError
-from rl_lab.metrics.comparison import compare_runs
+from rl_lab.metrics.comparison import _panels, compare_runs
+from rl_lab.metrics.run_files import read_run
 from rl_lab.metrics.statistics import bootstrap_interval
+
+TRAINING = "collect/return_mean"
 
 
 def test_groups_scores_and_files(make_run, tmp_path):
@@ -64,3 +67,13 @@ def test_nothing_to_compare(make_run, tmp_path):
         compare_runs([], tmp_path)
     with pytest.raises(RLLabError, match="logged anything"):
         compare_runs([make_run(rows=0, score=None)], tmp_path)
+
+
+def test_runs_of_very_different_length_share_a_logarithmic_axis(make_run, tmp_path):
+    """A run that ended after a tenth of the others' steps stays visible; alike ones keep the plain axis."""
+    alike = [read_run(make_run(f"a-s{rows}", seed=rows, rows=rows)) for rows in (60, 80)]
+    short = read_run(make_run("b-s0", rows=4, lr=1e-3))
+    assert not any(panel.log_x for panel in _panels({"a": alike}, TRAINING))
+    assert all(panel.log_x for panel in _panels({"a": alike, "b": [short]}, TRAINING))
+    compare_runs([alike[0].folder, short.folder], tmp_path)
+    assert (tmp_path / "comparison.png").stat().st_size > 0

@@ -64,6 +64,7 @@ class Panel:
     shaded: tuple[float, float] | None = None  # a span of x that is marked
     shaded_label: str = ""
     from_zero: bool = False
+    log_x: bool = False
     y_limits: tuple[float, float] | None = None
     legend: bool = True
     marks: Sequence[float] = field(default_factory=tuple)  # vertical lines
@@ -119,6 +120,8 @@ def svg_file(path: Path, panels: Sequence[Panel], **layout: Any) -> Path:
 def draw_panel(axes: Axes, panel: Panel, *, ink: str = _INK) -> None:
     """Draw one panel in the house style."""
     decorate(axes, ink)
+    if panel.log_x:
+        _logarithmic(axes)
     if panel.title:
         axes.set_title(literal(panel.title), loc="left", fontsize=9.5, color=ink, pad=6)
     axes.set_xlabel(literal(panel.x_label), color=ink, fontsize=8.5)
@@ -155,6 +158,16 @@ def decorate(axes: Axes, ink: str = _INK) -> None:
         axis.set_major_locator(MaxNLocator(5))
         axis.set_major_formatter(FuncFormatter(lambda value, _position: short_number(value)))
     axes.margins(x=0.02, y=0.08)
+
+
+def _logarithmic(axes: Axes) -> None:
+    """An x axis of powers of ten, with numbers such as 20k."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _position: short_number(value)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _draw_series(axes: Axes, series: Series) -> None:

@@ -31,6 +31,7 @@ _SCORES_TEXT = (
     "the mean over its final evaluation episodes. An asterisk marks a run without one: its last evaluation so far."
 )
 _GRID = 120  # points of a group's curve
+_FAR_APART = 8.0  # from this ratio of the longest curve to the shortest on, the axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -171,10 +172,18 @@ def _metric(runs: list[RunFiles]) -> str:
 def _panels(groups: dict[str, list[RunFiles]], metric: str) -> list[Panel]:
     what = "return, evaluations" if metric == EVAL_RETURN else "return, training episodes"
     axis = next((run.axis for members in groups.values() for run in members if run.rows), "env_steps")
+    by_experience, by_time = _curves(groups, metric, axis), _curves(groups, metric, "wall_s")
+    minutes = "minutes of wall-clock time"
     return [
-        Panel(_curves(groups, metric, axis), "By experience", axis.replace("_", " "), what),
-        Panel(_curves(groups, metric, "wall_s"), "By time", "minutes of wall-clock time", what, legend=False),
+        Panel(by_experience, "By experience", axis.replace("_", " "), what, log_x=_far_apart(by_experience)),
+        Panel(by_time, "By time", minutes, what, legend=False, log_x=_far_apart(by_time)),
     ]
+
+
+def _far_apart(curves: list[Series]) -> bool:
+    """Whether on a plain axis the short curves would be hard to see."""
+    ends = [float(np.max(series.x)) for series in curves]
+    return bool(ends) and min(ends) > 0 and max(ends) > _FAR_APART * min(ends)
 
 
 def _curves(groups: dict[str, list[RunFiles]], metric: str, axis: str) -> list[Series]:
