@@ -60,7 +60,7 @@ class LayerRecord:
         self._kept = [
             layers[0].weight.new_empty(parts * rows, size) for kind in (sizes, [1] * len(sizes), sizes) for size in kind
         ]
-        self._parts = zip(*(place.split(rows) for place in self._kept), strict=True)
+        self._parts = iter([self._kept]) if parts == 1 else zip(*(place.split(rows) for place in self._kept), strict=True)
         self._transposed = [layer.weight.detach().t() for layer in layers]
 
     def extend(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
@@ -76,7 +76,7 @@ class LayerRecord:
     def outputs(self, x: Float[Tensor, "*lead inputs"]) -> Float[Tensor, "*lead outputs"]:
         """With a gradient, of the first rows; `x` are the inputs that they were."""
         rows = x.reshape(-1, x.shape[-1])
-        kept = [place[: len(rows)] for place in self._kept]
+        kept = self._kept if len(rows) == len(self._kept[0]) else [place[: len(rows)] for place in self._kept]
         outputs = _NormedLayers.apply(rows, *kept, *(tensor for layer in self._layers for tensor in layer))
         return outputs.view(*x.shape[:-1], -1)
 
