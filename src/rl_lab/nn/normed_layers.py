@@ -60,7 +60,8 @@ class LayerRecord:
         self._kept = [
             layers[0].weight.new_empty(parts * rows, size) for kind in (sizes, [1] * len(sizes), sizes) for size in kind
         ]
-        self._parts = iter([self._kept]) if parts == 1 else zip(*(place.split(rows) for place in self._kept), strict=True)
+        by_part = zip(*(place.split(rows) for place in self._kept), strict=True)
+        self._parts = by_part if parts > 1 else iter([self._kept])
         self._transposed = [layer.weight.detach().t() for layer in layers]
 
     def extend(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
