@@ -2,8 +2,8 @@
 
 sheeprl lives in a virtual environment of its own:
 
-    python3 -m venv /tmp/sheeprl && /tmp/sheeprl/bin/pip install torch==2.13.0 sheeprl==0.8.4
-    python benchmarks/dreamer_v3_cpu.py --sheeprl /tmp/sheeprl/bin/python --write
+    python3 -m venv sheeprl && sheeprl/bin/pip install torch==2.13.0 sheeprl==0.8.4
+    python benchmarks/dreamer_v3_cpu.py --sheeprl sheeprl/bin/python --write
 
 It has two DreamerV3s, and both are measured: `dreamer_v3`, the version of 2023, and `dreamer_v3_5`, the current form of
 the algorithm, whose parameter count at these sizes is the same as ours. Each runs in a process of its own and they take
