@@ -16,17 +16,17 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import device_name, synchronize, write_record
 
 from rl_lab.experiment.build import build
 from rl_lab.experiment.prepare import prepare
 from rl_lab.orchestration.orchestrator import Orchestrator
-from rl_lab.orchestration.run_directory import RunDirectory, git_commit
+from rl_lab.orchestration.run_directory import RunDirectory
 
-RESULT = Path("results/speed/dreamer_v3_atari.json")
+RESULT = "dreamer_v3_atari"
 NEVER = 1_000_000_000
 WARMUP_UPDATES = 10
 
@@ -74,11 +74,6 @@ class Stopwatch:
         }  # fmt: skip
 
 
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 def measure(arguments: argparse.Namespace, num_envs: int, *, overlap: bool) -> dict[str, Any]:
     """One run, stopped when enough was measured."""
     with tempfile.TemporaryDirectory() as root:
@@ -112,7 +107,7 @@ def main() -> None:
     parser.add_argument("--ratio", type=int, default=256, help="replayed records per env step")
     parser.add_argument("--envs", default="1,8", help="numbers of environments")
     parser.add_argument("--steps", type=int, default=2000, help="env steps that are measured in each run")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT}")
+    parser.add_argument("--write", action="store_true", help=f"write results/speed/{RESULT}.json")
     parser.add_argument("overrides", nargs="*", help="further settings, as for rl-lab train")
     arguments = parser.parse_args()
     rows = []
@@ -120,15 +115,12 @@ def main() -> None:
         for overlap in (False, True):
             rows.append(measure(arguments, num_envs, overlap=overlap))
             print(json.dumps(rows[-1], indent=1), flush=True)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     record = {
-        "name": RESULT.stem, "game": arguments.game, "size": arguments.size, "train_ratio": arguments.ratio,
-        "overrides": arguments.overrides, "device": device, "cores": os.cpu_count(),
-        "torch": torch.__version__, "commit": git_commit(), "rows": rows,
+        "game": arguments.game, "size": arguments.size, "train_ratio": arguments.ratio,
+        "overrides": arguments.overrides, "device": device_name(), "cores": os.cpu_count(), "rows": rows,
     }  # fmt: skip
     if arguments.write:
-        RESULT.parent.mkdir(parents=True, exist_ok=True)
-        RESULT.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(RESULT, record)
 
 
 if __name__ == "__main__":

@@ -24,17 +24,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
+from measuring import write_record
 
 from rl_lab.experiment.build import build
 from rl_lab.experiment.prepare import prepare
-from rl_lab.orchestration.run_directory import RunDirectory, git_commit
+from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.workflows.context import PhaseView
 from rl_lab.workflows.dreamer_v3 import DreamerV3
 
 PEERS = ("dreamer_v3", "dreamer_v3_5")
 PEER_SCRIPT = Path(__file__).with_name("sheeprl_updates.py")
-RESULT = Path("results/speed/dreamer_v3_cpu.json")
+RESULT = "dreamer_v3_cpu"
 Timing = tuple[float, float]  # seconds of wall and of CPU time
 
 
@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2", help="threads of torch, the same for all sides")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--updates", type=int, default=20, help="of one turn")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT}")
+    parser.add_argument("--write", action="store_true", help=f"write results/speed/{RESULT}.json")
     arguments = parser.parse_args()
     if not arguments.sheeprl:
         sys.exit(f"Where is sheeprl? Give its interpreter with --sheeprl.\n{__doc__}")
@@ -153,12 +153,10 @@ def main() -> None:
             print(json.dumps(row, indent=1), flush=True)
             rows.append(row)
     record = {
-        "name": RESULT.stem, "size": "tiny", "observation": "vector", "actions": 2, "device": "cpu",
-        "cores": os.cpu_count(), "torch": torch.__version__, "commit": git_commit(), "rows": rows,
+        "size": "tiny", "observation": "vector", "actions": 2, "device": "cpu", "cores": os.cpu_count(), "rows": rows,
     }  # fmt: skip
     if arguments.write:
-        RESULT.parent.mkdir(parents=True, exist_ok=True)
-        RESULT.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(RESULT, record)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 from dreamer_v3_stages import print_stages
+from measuring import device_name, synchronize, write_record
 
 from rl_lab.components.representation_learners.base import DETER, STOCH
 from rl_lab.experiment.config import compose, resolve
@@ -22,7 +22,6 @@ from rl_lab.experiment.device import resolve_device, resolve_precision
 from rl_lab.experiment.dims import fill_dims
 from rl_lab.experiment.model import build_model
 from rl_lab.experiment.parts import build_optimizers
-from rl_lab.orchestration.run_directory import git_commit
 from rl_lab.records import SequenceBatch
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import PhaseView, WorkflowContext
@@ -75,11 +74,6 @@ def make_batch(workflow: DreamerV3) -> SequenceBatch:
             STOCH: torch.randint(0, rssm.classes, (*lead, rssm.groups), dtype=torch.uint8, device=device),
         },
     )  # fmt: skip
-
-
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def measure(workflow: DreamerV3, batch: SequenceBatch, *, repeats: int) -> dict[str, float]:
@@ -159,16 +153,13 @@ def main() -> None:
         print_stages(workflow, batch)
     spec = workflow.batch_spec()
     record = {
-        "name": arguments.write, "size": arguments.size, "observation": arguments.observation,
+        "size": arguments.size, "observation": arguments.observation,
         "actions": arguments.actions, "batch": [spec.batch_size, spec.sequence_length], "horizon": workflow.horizon,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", "torch": torch.__version__,
-        "compiled": not arguments.eager, "commit": git_commit(), **figures,
+        "device": device_name(), "compiled": not arguments.eager, **figures,
     }  # fmt: skip
     print(json.dumps(record, indent=1))
     if arguments.write:
-        path = Path("results/speed") / f"{arguments.write}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(arguments.write, record)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import device_name, synchronize, write_record
 
 from rl_lab.data_sources.base import SourceContext
 from rl_lab.data_sources.replay import SequenceReplay
@@ -22,7 +23,6 @@ from rl_lab.experiment.device import resolve_device, resolve_precision, set_thre
 from rl_lab.experiment.dims import fill_dims
 from rl_lab.experiment.model import build_model
 from rl_lab.experiment.parts import build_optimizers
-from rl_lab.orchestration.run_directory import git_commit
 from rl_lab.records import FieldSpec, RecordBlock
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import PhaseView, WorkflowContext
@@ -73,11 +73,6 @@ def make_block(workflow: TDMPC2, rng: np.random.Generator, num_envs: int) -> Rec
     fields["action"] = rng.uniform(-1, 1, (num_envs, *workflow.context.action_spec.shape)).astype(np.float32)
     fields["reward"] = rng.normal(size=num_envs).astype(np.float32)
     return RecordBlock(fields | dict.fromkeys(FLAGS, np.zeros(num_envs, bool)))
-
-
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def timed(name: str, function: Callable[[], object], *, repeats: int) -> dict[str, float]:
@@ -182,16 +177,13 @@ def main() -> None:
     replay.close()
     spec = workflow.batch_spec()
     record = {
-        "name": arguments.write, "size": arguments.size, "state": arguments.state, "actions": arguments.actions,
+        "size": arguments.size, "state": arguments.state, "actions": arguments.actions,
         "batch": [spec.batch_size, spec.sequence_length], "precision": arguments.precision,
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu", "torch": torch.__version__,
-        "compiled": not arguments.eager, "commit": git_commit(), **figures,
+        "device": device_name(), "compiled": not arguments.eager, **figures,
     }  # fmt: skip
     print(json.dumps(record, indent=1))
     if arguments.write:
-        path = Path("results/speed") / f"{arguments.write}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1) + "\n")
+        write_record(arguments.write, record)
 
 
 if __name__ == "__main__":

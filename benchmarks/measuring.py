@@ -1,0 +1,30 @@
+"""What the benchmarks of single parts share: waiting for the device, naming it, and the file with their figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rl_lab.orchestration.run_directory import git_commit
+
+RESULTS = Path("results/speed")
+
+
+def synchronize() -> None:
+    """Wait for the GPU, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def write_record(name: str, record: dict[str, Any]) -> None:
+    """results/speed/NAME.json: what was measured, with the versions that it was measured on."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    record = {"name": name, "torch": torch.__version__, "commit": git_commit(), **record}
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
