@@ -36,7 +36,7 @@ from rl_lab.records import (
 )
 from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import MetricsSink, PhaseView, WorkflowContext
-from rl_lab.workflows.late_priorities import PriorityWriter
+from rl_lab.workflows.priority_writer import PriorityWriter
 
 METRICS = ("loss/td", "q/value", "q/target", "q/error_size", "optimizer/grad_norm")
 SEED_DOMAIN = 5  # keeps the stream of exploration apart from the run's other ones

@@ -29,6 +29,7 @@ from rl_lab.records import (
     ImaginedRollout,
     Observation,
     SequenceBatch,
+    split_observation,
 )
 from rl_lab.simulation.latent import LatentSimulator
 from rl_lab.workflows.base import AgentState, Mode, Workflow
@@ -107,7 +108,7 @@ class LatentWorkflow(Workflow):
     def _act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
         """From observation and state to the action, as the environment takes it, and the next state."""
         with self.context.autocast():
-            embed = self._embed(_observation(inputs))
+            embed = self._embed(split_observation(inputs)[0])
             latent, _ = self.rssm.observe_step(_latent(inputs), inputs["action"], embed)
             action = self._choose_action(latent, mode=mode)
         return {DECODED: self.codec.decode(action), **_agent_state(latent, action), **_plan_memory(inputs)}
@@ -131,7 +132,7 @@ class LatentWorkflow(Workflow):
         assert self.planner is not None
         memory = {name.removeprefix(PLAN): value for name, value in _plan_memory(inputs).items()}
         with self.context.autocast():
-            latent = self.model.observe(_observation(inputs), previous=_latent(inputs), action=inputs["action"])
+            latent = self.model.observe(split_observation(inputs)[0], previous=_latent(inputs), action=inputs["action"])
             plan = self.planner.plan(latent, memory or self.planner.initial_memory(len(inputs["action"])))
         return plan, latent
 
@@ -175,7 +176,7 @@ class LatentWorkflow(Workflow):
             skip, initial = 0, self.rssm.initial(action.shape[0])
             action = torch.cat([torch.zeros_like(action[:, :1]), action], 1)
             is_first = torch.cat([torch.ones_like(is_first[:, :1]), is_first[:, 1:]], 1)
-        observation = {key: value[:, skip:] for key, value in _observation(inputs).items()}
+        observation = {key: value[:, skip:] for key, value in split_observation(inputs)[0].items()}
         reward, is_last, is_terminal = (inputs[name][:, skip:] for name in ("reward", "is_last", "is_terminal"))
         return Replayed(observation, action, reward, is_first[:, skip:], is_last, is_terminal, initial)
 
@@ -240,12 +241,6 @@ class LatentWorkflow(Workflow):
             imagined_reward=reward,
             imagined_continue=continuation,
         )
-
-
-def _observation(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The observation out of a flat dict."""
-    prefix = OBSERVATION_PREFIX
-    return {name.removeprefix(prefix): value for name, value in inputs.items() if name.startswith(prefix)}
 
 
 def _plan_memory(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
