@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -17,12 +17,21 @@ RESULTS = DOCS.parent / "results"
 PUBLISHED = COLOURS[7]
 
 
-def published() -> dict[str, dict[str, dict[int, float]]]:
-    """Returns by frames, by experiment, by page."""
-    return yaml.safe_load((DOCS / "published.yaml").read_text(encoding="utf-8"))
+class Published(NamedTuple):
+    scores: dict[int, float]  # by frames
+    where: str | None  # how their setting differs from ours
 
 
-def recorded(experiments: Mapping[str, dict[int, float]]) -> dict[str, dict[str, Any]]:
+def published() -> dict[str, dict[str, Published]]:
+    """By page and experiment."""
+    pages = yaml.safe_load((DOCS / "published.yaml").read_text(encoding="utf-8"))
+    return {
+        page: {name: Published(scores, where=scores.pop("where", None)) for name, scores in experiments.items()}
+        for page, experiments in pages.items()
+    }
+
+
+def recorded(experiments: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The results files of those experiments that have one."""
     paths = {name: RESULTS / f"{name}.json" for name in experiments}
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.exists()}
@@ -38,7 +47,8 @@ def curves_table(page: str) -> str:
     for name, result in results.items():
         frames = max(row["frames"] for row in result["rows"])
         seeds = ", ".join(f"{row['return_mean']:,.0f}" for row in result["rows"])
-        theirs = ", ".join(f"{score:,g} at {_short(at)}" for at, score in reference[name].items()) or "–"
+        theirs = ", ".join(f"{score:,g} at {_short(at)}" for at, score in reference[name].scores.items()) or "–"
+        theirs += f" ({reference[name].where})" if reference[name].where else ""
         lines.append(f"| `{name}` | {_short(frames)} | {seeds} | {theirs} |")
     picture = f"![Return by frames, one line for each seed, with the published numbers](pictures/curves_{page}.svg)"
     return "\n".join([*lines, "", picture])
@@ -55,7 +65,7 @@ def draw_curves(page: str) -> Path | None:
     return svg_file(path, panels, columns=columns, width=3.4 * columns, height=2.6)
 
 
-def _panel(name: str, result: dict[str, Any], reference: dict[int, float]) -> Panel:
+def _panel(name: str, result: dict[str, Any], reference: Published) -> Panel:
     scored: list[Series] = []
     training: list[Series] = []
     for row in result["rows"]:
@@ -69,10 +79,14 @@ def _panel(name: str, result: dict[str, Any], reference: dict[int, float]) -> Pa
         scored.append(Series(frames, returns, "evaluations, each seed" if first else None, kind="both", width=1.2))
     series = training + scored
     end = 1.3 * max(row["frames"] for row in result["rows"])
-    shown = {at: score for at, score in reference.items() if at <= end}
+    shown = {at: score for at, score in reference.scores.items() if at <= end}
     if shown:
-        series.append(Series(list(shown), list(shown.values()), "published", colour=PUBLISHED, kind="dots"))
+        series.append(Series(list(shown), list(shown.values()), _label(reference), colour=PUBLISHED, kind="dots"))
     return Panel(series, title=name, x_label="frames", y_label="return")
+
+
+def _label(reference: Published) -> str:
+    return f"published ({reference.where})" if reference.where else "published"
 
 
 def _column(curve: list[dict[str, str]], name: str) -> tuple[list[int], list[float]]:
