@@ -18,6 +18,7 @@ from rl_lab.components.encoders.latent import LatentEncoder, ShiftedImages
 from rl_lab.errors import ConfigError
 from rl_lab.experiment.config import compose
 from rl_lab.nn.latent_mlp import EnsembleMLP, LatentMLP, hidden_layers, mish, sim_norm
+from rl_lab.nn.precision import WorkingCopies
 from rl_lab.specs import ActionSpec, ObservationSpec
 
 IMAGES = {"image": ObservationSpec("image", (64, 64, 9), "uint8")}
@@ -125,6 +126,24 @@ def test_ensemble_equals_a_loop_over_its_members() -> None:
         torch.testing.assert_close(ensemble(x, keep=keep)[member], y, rtol=1e-4, atol=1e-5)
     chosen = torch.tensor([2, 0])
     torch.testing.assert_close(ensemble(x, members=chosen), ensemble(x)[chosen])
+
+
+def test_padded_copies_compute_the_same() -> None:
+    """Working copies of batched layers have zeros up to a multiple of eight; what comes out has the layer's own size,
+    and follows the weights."""
+    torch.manual_seed(0)
+    ensemble = EnsembleMLP(3, 13, hidden_layers("tdmpc2", 20, 2), 7, style="tdmpc2")
+    copies = WorkingCopies(torch.float32, multiple=8)
+    twin = copies.add(ensemble)
+    assert [tuple(layer.linear.weight.shape) for layer in twin.layers] == [(3, 16, 24), (3, 24, 24), (3, 24, 8)]
+    with torch.no_grad():
+        for value in ensemble.parameters():
+            value += 0.3 * torch.randn(value.shape)
+    copies.refresh()
+    x, chosen = torch.randn(4, 13), torch.tensor([2, 0])
+    torch.testing.assert_close(twin(x), ensemble(x))
+    torch.testing.assert_close(twin(x, members=chosen), ensemble(x, members=chosen))
+    assert not any(value.requires_grad for value in twin.parameters())
 
 
 def test_frozen_values_pass_the_gradient_on() -> None:

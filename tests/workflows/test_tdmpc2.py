@@ -20,6 +20,7 @@ from rl_lab.errors import ConfigError, DataError
 from rl_lab.experiment.train import run_training
 from rl_lab.nn.math import symexp, symlog
 from rl_lab.records import CollectResult, EpisodeSummary, SequenceBatch
+from rl_lab.simulation.simulator import Simulator
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import PhaseView
 from rl_lab.workflows.tdmpc2 import TDMPC2
@@ -247,6 +248,33 @@ def test_any_planner_plans_in_the_latent(planner) -> None:
     plan = other.plan(latent.detach(), other.initial_memory(3))
     assert plan.action.shape == (3, 2)
     assert bool(plan.value.isfinite().all())
+
+
+def test_sequences_are_worth_what_their_steps_are() -> None:
+    """The planner's inner loop has a shorter way through the same model."""
+    workflow = make_workflow()
+    randomize(workflow.model)
+    simulator = workflow.simulator
+    latent, actions = simulator.observe({"vector": torch.randn(5, 4)}), torch.rand(5, 3, 2) * 2 - 1
+    fast, slow = simulator.evaluate(latent, actions, 0.9), Simulator.evaluate(simulator, latent, actions, 0.9)
+    torch.testing.assert_close(fast, slow)
+
+
+def test_plans_with_short_weights_follow_the_updates(monkeypatch) -> None:
+    """The copies that plans are computed with are those of the weights when the observation was seen."""
+    monkeypatch.setattr("rl_lab.simulation.tdmpc.compile_block", lambda function, **_: function)
+    workflow = make_workflow()
+    simulator, batch = workflow.simulator, make_batch(workflow)
+    simulator.compile_blocks(torch.bfloat16)
+    assert simulator.model is not workflow.model
+    for _ in range(3):
+        workflow.update(batch, phase=PhaseView("train", "online"))
+    plan, _ = workflow.plan({"vector": np.ones((2, 4), np.float32)}, workflow.initial_state(2))
+    assert plan.is_finite.all()
+    assert torch.equal(simulator.model.latent_output.weight, workflow.model.latent_output.weight.bfloat16())
+    assert torch.equal(simulator.prior.network.linears[0].weight, workflow.policy.network.linears[0].weight.bfloat16())
+    weight = workflow.q.online.layers[0].linear.weight
+    assert torch.equal(simulator.q.online.layers[0].linear.weight[:, : weight.shape[1]], weight.bfloat16())
 
 
 def test_acting_with_the_policy_is_greedy_in_evaluation() -> None:

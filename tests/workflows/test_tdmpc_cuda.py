@@ -41,6 +41,28 @@ def test_captured_equals_plain(kind, action, observation):
     np.testing.assert_allclose(decisions[0], decisions[1], rtol=1e-2, atol=1e-2)
 
 
+def test_plans_in_float16_are_worth_what_the_plain_ones_are():
+    """Where products may be short, plans are computed with short weights, those of the last update."""
+    torch.compiler.reset()
+    returns = []
+    torch.set_float32_matmul_precision("high")
+    try:
+        for compile_ in (False, True):
+            workflow = make_workflow(units=64, latent=64, device="cuda", compile_=compile_)
+            batch = make_batch(workflow)
+            torch.cuda.manual_seed(0)
+            for _ in range(20):
+                workflow.update(batch, phase=PHASE)
+            seen = {"vector": batch.observation["vector"][:4, 0].cpu().numpy()}
+            torch.cuda.manual_seed(1)
+            plan, _ = workflow.plan(seen, workflow.initial_state(4))
+            returns.append(plan.returns)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert workflow.simulator.model.latent_output.weight.dtype == torch.float16
+    torch.testing.assert_close(returns[1], returns[0], rtol=0.02, atol=0.02)
+
+
 def test_plans_for_another_number_of_environments():
     """Evaluation has its own; a graph is captured for each, and they do not disturb one another."""
     workflow = make_workflow(device="cuda", compile_=True)

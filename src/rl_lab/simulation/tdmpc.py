@@ -15,7 +15,10 @@ from rl_lab.components.controllers.q_ensembles import QEnsemble
 from rl_lab.components.dynamics.latent import LatentModel
 from rl_lab.components.encoders.latent import LatentEncoder
 from rl_lab.nn.capture import compile_block
-from rl_lab.simulation.simulator import ModelState, SimulatedStep, Simulator
+from rl_lab.nn.precision import WorkingCopies
+from rl_lab.simulation.simulator import Evaluation, ModelState, SimulatedStep, Simulator
+
+TENSOR_CORE_MULTIPLE = 8  # sizes of 16-bit matrices that the units for products of a GPU take whole
 
 
 class TDMPCSimulator(Simulator):
@@ -38,15 +41,25 @@ class TDMPCSimulator(Simulator):
         autocast: Callable[[], AbstractContextManager] = nullcontext,
     ) -> None:
         self.encoder, self.model, self.prior, self.q = encoder, model, policy, q
-        self.pair, self.autocast = pair, autocast
+        self.pair, self.autocast, self.plan_autocast = pair, autocast, autocast
+        self._copies: WorkingCopies | None = None
         self._encode: Callable[..., Tensor] = self._encode_plainly
         self._advance: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._advance_plainly
+        self._follow: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._follow_plainly
         self._evaluate: Callable[..., Tensor] = self._evaluate_plainly
         self._choose: Callable[..., Tensor] = self._choose_plainly
 
-    def compile_blocks(self) -> None:
-        """Compile what a plan calls many times, for any number of rows. The plain methods stay the reference."""
-        for name in ("_encode", "_advance", "_evaluate", "_choose"):
+    def compile_blocks(self, dtype: torch.dtype | None = None) -> None:
+        """Compile what a plan calls many times, for any number of rows. The plain methods stay the reference.
+
+        `dtype`: plans are computed with weights of this type, those of the last `observe`.
+        """
+        if dtype is not None:
+            copies = self._copies = WorkingCopies(dtype, multiple=TENSOR_CORE_MULTIPLE)
+            self.model, self.prior, self.q = copies.add(self.model), copies.add(self.prior), copies.add(self.q)
+            device = next(self.model.parameters()).device.type
+            self.plan_autocast = lambda: torch.autocast(device, dtype)
+        for name in ("_encode", "_advance", "_follow", "_evaluate", "_choose"):
             setattr(self, name, compile_block(getattr(self, f"{name}_plainly"), dynamic=True))
 
     def observe(
@@ -57,6 +70,8 @@ class TDMPCSimulator(Simulator):
         action: Tensor | None = None,
         is_first: Tensor | None = None,
     ) -> ModelState:
+        if self._copies is not None:
+            self._copies.refresh()
         with self.autocast():
             return self._encode(self.encoder.augment(observation))
 
@@ -64,16 +79,33 @@ class TDMPCSimulator(Simulator):
         return self.encoder(observation).float()
 
     def step(self, state: ModelState, action: Float[Tensor, "batch action"]) -> SimulatedStep:
-        with self.autocast():
+        with self.plan_autocast():
             return SimulatedStep(*self._advance(_plain(state), _plain(action)))
 
     def _advance_plainly(self, latent: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         following, reward = self.model.step(latent, action)
         return following.float(), self.model.reward_mean(reward), self.model.continuation(following)
 
+    def evaluate(
+        self, state: ModelState, actions: Float[Tensor, "batch horizon action"], discount: float = 1.0
+    ) -> Evaluation:
+        total, weight = torch.zeros_like(actions[:, 0, 0]), torch.ones_like(actions[:, 0, 0])
+        latent = _plain(state)
+        with self.plan_autocast():
+            for action in _plain(actions.transpose(0, 1)):
+                latent, total, weight = self._follow(latent, action, total, weight, discount)
+        return Evaluation(total, weight, latent)
+
+    def _follow_plainly(
+        self, latent: Tensor, action: Tensor, total: Tensor, weight: Tensor, discount: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A step, and what it adds."""
+        latent, reward, continuation = self._advance_plainly(latent, action)
+        return latent, total + weight * reward, weight * continuation * discount
+
     def value(self, state: ModelState) -> Float[Tensor, " batch"]:
         noise, pair = self.prior.draw_noise(state.shape[:1]), self.q.draw_pair()
-        with self.autocast():
+        with self.plan_autocast():
             return self._evaluate(_plain(state), noise, pair)
 
     def _evaluate_plainly(self, latent: Tensor, noise: Tensor, pair: Tensor) -> Tensor:
@@ -82,7 +114,7 @@ class TDMPCSimulator(Simulator):
 
     def policy(self, state: ModelState) -> Float[Tensor, "batch action"]:
         noise = self.prior.draw_noise(state.shape[:1])
-        with self.autocast():
+        with self.plan_autocast():
             return self._choose(_plain(state), noise)
 
     def _choose_plainly(self, latent: Tensor, noise: Tensor) -> Tensor:

@@ -103,7 +103,8 @@ class LatentPlanning(Workflow):
         self._step: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self._train_step
         self._act_graphs: dict[tuple[Any, ...], CapturedStep] = {}
         if context.compile:
-            self.simulator.compile_blocks()
+            self.simulator.compile_blocks(self._planning_dtype())
+            self.planner.compile_blocks()
             self._compile()
             self._step = CapturedStep(self._train_step, self._changing_tensors)
 
@@ -111,6 +112,11 @@ class LatentPlanning(Workflow):
         """Compiled pieces inside one captured CUDA graph. The plain methods stay the reference."""
         for name in ("_encode", "_advance", "_policy_values", *self.compiled):
             setattr(self, name, compile_block(getattr(self, name)))
+
+    def _planning_dtype(self) -> torch.dtype | None:
+        """float16 where products may have short mantissas: it has those of TF32, and takes half as long."""
+        short = self.context.autocast_dtype is not None or torch.get_float32_matmul_precision() != "highest"
+        return torch.float16 if short and self.context.device.type == "cuda" else None
 
     # Acting -----------------------------------------------------------------------------------------------------------
 

@@ -140,6 +140,9 @@ class Planner(nn.Module, ABC):
         mean = self.neutral.new_zeros(num_envs, self.horizon, self.layout.size)
         return {"plan_mean": mean, "plan_known": mean.new_zeros(num_envs)}
 
+    def compile_blocks(self) -> None:
+        """Compile what a plan repeats outside of the model, where that pays. The plain methods stay the reference."""
+
     @abstractmethod
     def draw_noise(self, num_envs: int) -> dict[str, Tensor]:
         """All standard normal noise of one plan, from the device's global generator."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from rl_lab.components.planners.base import Memory, Plan, Planner, check_counts, take
 from rl_lab.components.planners.search import Search, moments
 from rl_lab.errors import ConfigError
+from rl_lab.nn.capture import compile_block
 from rl_lab.simulation.simulator import ModelState
 
 
@@ -47,6 +48,12 @@ class MPPI(Planner):
         self.samples, self.iterations, self.temperature = samples, iterations, temperature
         self.std, self.min_std, self.elites = std, min_std, elites
         self.class_floor, self.execute = class_floor, execute
+        self._propose: Callable[..., Tensor] = self._propose_plainly
+        self._fit: Callable[..., tuple[Search, Tensor]] = self._fit_plainly
+
+    def compile_blocks(self) -> None:
+        self._propose = compile_block(self._propose_plainly, dynamic=True)
+        self._fit = compile_block(self._fit_plainly, dynamic=True)
 
     def draw_noise(self, num_envs: int) -> dict[str, Tensor]:
         return {"candidates": self._normal(self.iterations, num_envs, self.samples)}
@@ -56,13 +63,23 @@ class MPPI(Planner):
         search = Search(mean, torch.full_like(mean, self.std))
         fixed = self._fixed_candidates(state)
         for draw in noise["candidates"]:
-            drawn = self.layout.sample(search.mean[:, None].expand_as(draw), search.std[:, None].expand_as(draw), draw)
-            candidates = drawn if fixed is None else torch.cat([fixed, drawn], 1)
+            candidates = self._propose(search, draw, fixed)
             returns = self.score(state, candidates)
             best_returns, best = returns.topk(self.elites or candidates.shape[1], 1)
-            weight = self._weights(best_returns)
-            search = self._refit(search, take(candidates, best), weight)
+            search, weight = self._fit(search, candidates, best, best_returns)
         return self._chosen(search, candidates, returns, best, weight)
+
+    def _propose_plainly(self, search: Search, draw: Tensor, fixed: Tensor | None) -> Tensor:
+        """The candidates of one iteration."""
+        drawn = self.layout.sample(search.mean[:, None].expand_as(draw), search.std[:, None].expand_as(draw), draw)
+        return drawn if fixed is None else torch.cat([fixed, drawn], 1)
+
+    def _fit_plainly(
+        self, search: Search, candidates: Tensor, best: Tensor, best_returns: Tensor
+    ) -> tuple[Search, Tensor]:
+        """The distribution of the next iteration, and what each of the best counted."""
+        weight = self._weights(best_returns)
+        return self._refit(search, take(candidates, best), weight), weight
 
     def _fixed_candidates(self, state: ModelState) -> Float[Tensor, "env candidate horizon action"] | None:
         """Sequences that compete in every iteration."""
