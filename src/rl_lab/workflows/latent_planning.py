@@ -73,6 +73,7 @@ class LatentPlanning(Workflow):
     update_hooks = ("update",)
     pair: Literal["mean", "min"]
     compiled: ClassVar[tuple[str, ...]]  # methods of the subclass
+    plans_are_of_one_length: ClassVar[bool] = True  # else the planner would be compiled for each
 
     def __init__(self, *, batch_size: int, horizon: int, act_with: str, class_noise: float) -> None:
         if batch_size < 1 or horizon < 1:
@@ -104,7 +105,8 @@ class LatentPlanning(Workflow):
         self._act_graphs: dict[tuple[Any, ...], CapturedStep] = {}
         if context.compile:
             self.simulator.compile_blocks(self._planning_dtype())
-            self.planner.compile_blocks()
+            if self.plans_are_of_one_length:
+                self.planner.compile_blocks()
             self._compile()
             self._step = CapturedStep(self._train_step, self._changing_tensors)
 

@@ -32,6 +32,7 @@ class TDMPC(LatentPlanning):
     name = "tdmpc"
     pair = "min"
     compiled = ("_targets", "_window_losses")
+    plans_are_of_one_length = False
 
     def __init__(
         self,

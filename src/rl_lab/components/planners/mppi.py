@@ -52,15 +52,14 @@ class MPPI(Planner):
         self._fit: Callable[..., tuple[Search, Tensor]] = self._fit_plainly
 
     def compile_blocks(self) -> None:
-        self._propose = compile_block(self._propose_plainly, dynamic=True)
-        self._fit = compile_block(self._fit_plainly, dynamic=True)
+        self._propose, self._fit = compile_block(self._propose_plainly), compile_block(self._fit_plainly)
 
     def draw_noise(self, num_envs: int) -> dict[str, Tensor]:
         return {"candidates": self._normal(self.iterations, num_envs, self.samples)}
 
     def _plan(self, state: ModelState, memory: Memory, noise: Mapping[str, Tensor]) -> Plan:
         mean = self._first_mean(memory)
-        search = Search(mean, torch.full_like(mean, self.std))
+        search = Search(mean.clone(), torch.full_like(mean, self.std))  # a view would be compiled for itself
         fixed = self._fixed_candidates(state)
         for draw in noise["candidates"]:
             candidates = self._propose(search, draw, fixed)
