@@ -1,0 +1,183 @@
+"""What happens to images between convolutions, each as one kernel with its derivative. It needs `triton`.
+
+Images are [rows, height, width, channels]; "by phases" every 2×2 pixels are the channels of one. Biases are added here,
+not by the convolution, which would read and write the whole map once more for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+from jaxtyping import Float, UInt8
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rl_lab.nn import image_kernels as kernels
+
+TILE = 1024  # numbers that a program has at once
+PROGRAMS = 4096  # of a kernel that adds up over all pixels: several rounds for every multiprocessor
+LANES = 8  # tensor cores want channels in multiples of it
+
+
+class _Layout:
+    """Tile sizes, and where the pixels of input and output lie: see the kernels."""
+
+    def __init__(self, phases: Tensor, *, pool: bool, pairs: bool) -> None:
+        self.pool = pool
+        if pool:
+            rows, self.height, self.width, _, _, self.channels = phases.shape
+            row, y, x, second, third, _ = phases.stride()
+            self.input = (row, 2 * y, 2 * x, y, x, second, third)
+        else:
+            rows, half_height, _, half_width, _, self.channels = phases.shape
+            row, y, odd_y, x, odd_x, _ = phases.stride()
+            self.height, self.width = 2 * half_height, 2 * half_width
+            self.input = (row, y, x, odd_y, odd_x, 0, 0)
+        size, width = self.channels, self.width
+        self.sites = rows * self.height * width
+        if pairs:
+            self.shape = (rows, self.height // 2, width // 2, 4 * size)
+            self.output = (self.height * width * size, 2 * width * size, 4 * size, 2 * size, size)
+        else:
+            self.shape = (rows, self.height, width, size)
+            self.output = (self.height * width * size, 2 * width * size, 2 * size, width * size, size)
+        padded = triton.next_power_of_2(size)
+        self.tile = max(1, TILE // padded)
+        self.constants = {"POOL": pool, "SITES": self.tile, "CHANNELS": padded}
+
+    def sizes(self, eps: float) -> tuple[Any, ...]:
+        return self.sites, self.height, self.width, self.channels, eps, *self.input, *self.output
+
+
+class _NormSilu(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, phases: Tensor, bias: Tensor, scale: Tensor, eps: float, pool: bool, pairs: bool
+    ) -> Tensor:
+        layout = _Layout(phases, pool=pool, pairs=pairs)
+        out = phases.new_empty(layout.shape)
+        kept = choice = phases  # not touched without pooling
+        if pool:
+            kept = phases.new_empty(layout.sites, layout.channels)
+            choice = torch.empty_like(kept, dtype=torch.uint8)
+        kernels.norm_silu_kernel[(triton.cdiv(layout.sites, layout.tile),)](
+            phases, bias, scale, out, kept, choice, *layout.sizes(eps), **layout.constants
+        )
+        ctx.save_for_backward(kept, choice, bias, scale)
+        ctx.layout, ctx.eps, ctx.size_stride = layout, eps, (phases.shape, phases.stride())
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        kept, choice, bias, scale = ctx.saved_tensors
+        layout: _Layout = ctx.layout
+        out = torch.empty_strided(*ctx.size_stride, dtype=kept.dtype, device=kept.device)
+        programs = min(PROGRAMS, triton.cdiv(layout.sites, layout.tile))
+        sums = scale.new_empty(programs, 2, layout.constants["CHANNELS"])
+        kernels.norm_silu_gradient_kernel[(programs,)](
+            grad.contiguous(), kept, choice, bias, scale, out, sums, *layout.sizes(ctx.eps), **layout.constants
+        )
+        scale_grad, bias_grad = sums.sum(0)[:, : layout.channels]
+        return out, bias_grad, scale_grad, None, None, None
+
+
+def pooled_norm_silu(
+    phases: Float[Tensor, "rows height width 2 2 channels"], bias: Float[Tensor, " channels"],
+    scale: Float[Tensor, " channels"], *, eps: float, pairs: bool,
+) -> Tensor:  # fmt: skip
+    """silu(norm(max of 2×2 + bias)): [rows, height, width, channels], or by phases with `pairs`. `phases` may be a view
+    of any order, channels last."""
+    return _NormSilu.apply(phases, bias, scale, eps, True, pairs)  # type: ignore[no-untyped-call]
+
+
+def placed_norm_silu(
+    phases: Float[Tensor, "rows height width phases"], bias: Float[Tensor, " channels"],
+    scale: Float[Tensor, " channels"], *, eps: float,
+) -> Float[Tensor, "rows height2 width2 channels"]:  # fmt: skip
+    """silu(norm(phases + bias)) of an image that lies by phases, in its own order."""
+    parts = phases[..., : 4 * bias.shape[0]].unflatten(-1, (2, 2, -1)).permute(0, 1, 3, 2, 4, 5)
+    return _NormSilu.apply(parts, bias, scale, eps, False, False)  # type: ignore[no-untyped-call]
+
+
+def scaled_phases(image: UInt8[Tensor, "rows height width channels"], dtype: torch.dtype) -> Tensor:
+    """-0.5..0.5 by phases, with channels of zeros up to a multiple of eight."""
+    rows, height, width, channels = image.shape
+    slots = 4 * channels + -4 * channels % LANES
+    out = torch.empty(rows, height // 2, width // 2, slots, dtype=dtype, device=image.device)
+    kernels.scaled_phases_kernel[(triton.cdiv(out.numel(), TILE),)](
+        image.contiguous(), out, out.numel(), height, width, channels, slots, BLOCK=TILE
+    )
+    return out
+
+
+class _ImageError(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, phases: Tensor, bias: Tensor, image: Tensor) -> Tensor:
+        rows, height, width, slots = phases.shape
+        padded = triton.next_power_of_2(slots)
+        tile = max(1, TILE // padded)
+        sizes = height * width, width, image.shape[-1], slots, padded, tile
+        out = bias.new_empty(rows)
+        kernels.image_error_kernel[(rows,)](phases, bias, image, out, *sizes)
+        ctx.save_for_backward(phases, bias, image)
+        ctx.sizes = sizes
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        phases, bias, image = ctx.saved_tensors
+        out, sums = torch.empty_like(phases), bias.new_empty(phases.shape[0], ctx.sizes[4])
+        kernels.image_error_gradient_kernel[(phases.shape[0],)](
+            grad.contiguous(), phases, bias, image, out, sums, *ctx.sizes
+        )
+        return out, sums.sum(0)[: 4 * bias.shape[0]].view(4, -1).sum(0), None
+
+
+def image_error(
+    phases: Float[Tensor, "rows height width phases"], bias: Float[Tensor, " channels"],
+    image: UInt8[Tensor, "rows height2 width2 channels"],
+) -> Float[Tensor, " rows"]:  # fmt: skip
+    """Σ (sigmoid(phases + bias) - image / 255)² of each row."""
+    return _ImageError.apply(phases.contiguous(), bias, image.contiguous())  # type: ignore[no-untyped-call]
+
+
+class _PhaseWeight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, pool: bool, dtype: torch.dtype) -> Tensor:
+        outputs, inputs = weight.shape[:2]
+        wide, deep = 4 * outputs, (4 if pool else 1) * inputs
+        spare_outputs, spare_inputs = -wide % LANES, -deep % LANES if pool else 0
+        out = torch.empty(wide + spare_outputs, 3, 3, deep + spare_inputs, dtype=dtype, device=weight.device)
+        ctx.sizes = outputs, inputs, out.shape[-1]
+        ctx.pool, ctx.shape = pool, weight.shape
+        kernels.phase_weight_kernel[(triton.cdiv(out.numel(), TILE),)](
+            weight, out, out.numel(), *ctx.sizes, POOL=pool, BLOCK=TILE
+        )
+        return out.permute(0, 3, 1, 2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        out = torch.empty(ctx.shape, dtype=torch.float32, device=grad.device)
+        kernels.phase_weight_gradient_kernel[(triton.cdiv(out.numel(), TILE),)](
+            grad.permute(0, 2, 3, 1).contiguous(), out, out.numel(), *ctx.sizes, POOL=ctx.pool, BLOCK=TILE
+        )
+        return out, None, None
+
+
+def phase_conv(
+    x: Float[Tensor, "rows height width inputs"], weight: Float[Tensor, "outputs own_inputs 5 5"], *, pool: bool
+) -> Float[Tensor, "rows height width phases"]:
+    """A 5×5 convolution by phases, without bias: with `pool` of an image by phases, else of one to be doubled in size."""
+    weight = _PhaseWeight.apply(weight, pool, x.dtype)  # type: ignore[no-untyped-call]
+    return channels_last_conv(x, weight, padding=1)
+
+
+def channels_last_conv(x: Float[Tensor, "rows height width inputs"], weight: Tensor, *, padding: int) -> Tensor:
+    """Without bias."""
+    return F.conv2d(x.permute(0, 3, 1, 2), weight, padding=padding).permute(0, 2, 3, 1).contiguous()
