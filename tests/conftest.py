@@ -18,7 +18,7 @@ from tests.overrides import QUIET, RANDOM, TINY_DREAMER
 if not torch.cuda.is_available():  # on a GPU the tests compile, and the compiler cannot see through the checks
     if find_spec("triton") is not None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
-        import rl_lab.nn.image_kernels  # noqa: F401 (nor can Triton's interpreter)
+        import rl_lab.nn.image_kernels
     install_import_hook(["rl_lab.nn", "rl_lab.components"], "beartype.beartype")
 
 

@@ -54,9 +54,7 @@ class _Layout:
 
 class _NormSilu(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, phases: Tensor, bias: Tensor, scale: Tensor, eps: float, pool: bool, pairs: bool
-    ) -> Tensor:
+    def forward(ctx: Any, phases: Tensor, bias: Tensor, scale: Tensor, eps: float, pool: bool, pairs: bool) -> Tensor:
         layout = _Layout(phases, pool=pool, pairs=pairs)
         out = phases.new_empty(layout.shape)
         kept = choice = phases  # not touched without pooling
@@ -91,7 +89,7 @@ def pooled_norm_silu(
 ) -> Tensor:  # fmt: skip
     """silu(norm(max of 2×2 + bias)): [rows, height, width, channels], or by phases with `pairs`. `phases` may be a view
     of any order, channels last."""
-    return _NormSilu.apply(phases, bias, scale, eps, True, pairs)  # type: ignore[no-untyped-call]
+    return _NormSilu.apply(phases, bias, scale, eps, True, pairs)
 
 
 def placed_norm_silu(
@@ -100,7 +98,7 @@ def placed_norm_silu(
 ) -> Float[Tensor, "rows height2 width2 channels"]:  # fmt: skip
     """silu(norm(phases + bias)) of an image that lies by phases, in its own order."""
     parts = phases[..., : 4 * bias.shape[0]].unflatten(-1, (2, 2, -1)).permute(0, 1, 3, 2, 4, 5)
-    return _NormSilu.apply(parts, bias, scale, eps, False, False)  # type: ignore[no-untyped-call]
+    return _NormSilu.apply(parts, bias, scale, eps, False, False)
 
 
 def scaled_phases(image: UInt8[Tensor, "rows height width channels"], dtype: torch.dtype) -> Tensor:
@@ -143,7 +141,7 @@ def image_error(
     image: UInt8[Tensor, "rows height2 width2 channels"],
 ) -> Float[Tensor, " rows"]:  # fmt: skip
     """Σ (sigmoid(phases + bias) - image / 255)² of each row."""
-    return _ImageError.apply(phases.contiguous(), bias, image.contiguous())  # type: ignore[no-untyped-call]
+    return _ImageError.apply(phases.contiguous(), bias, image.contiguous())
 
 
 class _PhaseWeight(torch.autograd.Function):
@@ -173,8 +171,8 @@ class _PhaseWeight(torch.autograd.Function):
 def phase_conv(
     x: Float[Tensor, "rows height width inputs"], weight: Float[Tensor, "outputs own_inputs 5 5"], *, pool: bool
 ) -> Float[Tensor, "rows height width phases"]:
-    """A 5×5 convolution by phases, without bias: with `pool` of an image by phases, else of one to be doubled in size."""
-    weight = _PhaseWeight.apply(weight, pool, x.dtype)  # type: ignore[no-untyped-call]
+    """A 5×5 convolution by phases, without bias: of an image by phases (`pool`), or of one to be doubled in size."""
+    weight = _PhaseWeight.apply(weight, pool, x.dtype)
     return channels_last_conv(x, weight, padding=1)
 
 

@@ -1,8 +1,8 @@
 """What happens to images between convolutions, as Triton kernels: each reads and writes a large map once.
 
-A norm works on sites: the pixels (row, y, x) of its output, all channels of one. Where their numbers lie is said by five
-strides in channels-last tensors of any arrangement: of the row, of y // 2, of x // 2, of y % 2 and of x % 2. So pixels
-may lie in the order of the image, or 2×2 of them side by side ("phases").
+A norm works on sites: the pixels (row, y, x) of its output, all channels of one. Five strides say where their numbers
+lie, channels last: those of the row, of y // 2, of x // 2, of y % 2 and of x % 2. So pixels may lie in the order of the
+image, or 2×2 of them side by side ("phases").
 
 `image_functions` has the derivatives' other half; the layers in plain form are `layers` and the image networks.
 """

@@ -24,6 +24,7 @@ from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.errors import ConfigError, nearest
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.capture import Branch, CapturedStep, compile_block
+from rl_lab.nn.fusion import fuse
 from rl_lab.nn.normalizers import ReturnNormalizer
 from rl_lab.records import SequenceBatch
 from rl_lab.simulation.latent import LatentSimulator
@@ -132,7 +133,12 @@ class Dreamer(LatentWorkflow):
         """Compiled pieces inside one captured CUDA graph. The plain methods stay the reference."""
         self.behaviour.compile_pieces(self.context.autocast_dtype or torch.float32)  # first: it may copy the model
         self.rssm.compile_steps()
-        for name in self.pieces:
+        pieces = list(self.pieces)
+        if fuse(self.encoder):
+            pieces.remove("_encode")
+        if fuse(self.decoder):
+            pieces[pieces.index("_prediction_losses")] = "_state_losses"
+        for name in pieces:
             setattr(self, name, compile_block(getattr(self, name)))
         if self.context.device.type == "cuda":
             self._branch = Branch()  # a dream's many small kernels leave room for the large ones of a decoder
@@ -213,15 +219,22 @@ class Dreamer(LatentWorkflow):
         self, states: LatentState, posterior_params: Tensor, embed: Tensor, data: Replayed
     ) -> tuple[Losses, dict[str, Tensor]]:
         """What the states must explain: the observation, the reward, the episode's end, and each other."""
+        losses, metrics = self._observation_losses(states, embed, data.observation)
+        further_losses, further_metrics = self._state_losses(states, posterior_params, data.reward, data.is_terminal)
+        return losses | further_losses, metrics | further_metrics
+
+    def _state_losses(
+        self, states: LatentState, posterior_params: Tensor, reward: Tensor, is_terminal: Tensor
+    ) -> tuple[Losses, dict[str, Tensor]]:
+        """All of it but the observation."""
         features = states.features
         posterior = self.rssm.distribution(posterior_params)
         prior = self.rssm.distribution(self.rssm.prior(states.deter))
         divergences, kl = self.divergence_losses(posterior, prior)
-        losses, metrics = self._observation_losses(states, embed, data.observation)
-        losses["reward"] = self.reward.loss(self.reward(features), data.reward).mean()
+        losses = {"reward": self.reward.loss(self.reward(features), reward).mean()}
         if self.continuation is not None:
-            losses["continue"] = self.continuation.loss(self.continuation(features), data.is_terminal).mean()
-        metrics |= {"latent/kl": kl.mean(), "latent/prior_entropy": self.rssm.entropy(prior).mean()}
+            losses["continue"] = self.continuation.loss(self.continuation(features), is_terminal).mean()
+        metrics = {"latent/kl": kl.mean(), "latent/prior_entropy": self.rssm.entropy(prior).mean()}
         metrics |= {"latent/posterior_entropy": self.rssm.entropy(posterior).mean()}
         return losses | divergences, metrics
 

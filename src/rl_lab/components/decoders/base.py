@@ -17,6 +17,10 @@ class ObservationModel(nn.Module, ABC):
 
     metric_group: ClassVar[str] = "reconstruction"  # what its losses are logged under
 
+    def fuse(self) -> bool:
+        """Compute `losses` with kernels of its own from now on, where there are some: see `rl_lab.nn.fusion`."""
+        return False
+
     @abstractmethod
     def losses(
         self, states: LatentState, embed: Float[Tensor, "*lead embed"], observation: Mapping[str, Tensor]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError
+from rl_lab.nn.fusion import has_triton
 from rl_lab.nn.layers import BlockLinear, Linear, NormedLinear, RMSNorm, UpsampleConv
 from rl_lab.nn.math import at_least_float32
 
@@ -42,6 +45,11 @@ class DreamerCNNDecoder(nn.Module):
             UpsampleConv(inputs, outputs) for inputs, outputs in zip(widths, [*widths[1:], channels], strict=True)
         )
         self.norms = nn.ModuleList(RMSNorm(outputs) for outputs in widths[1:])
+        self.fused = False
+
+    def fuse(self) -> bool:
+        self.fused = has_triton(self)
+        return self.fused
 
     def forward(
         self, deter: Float[Tensor, "*lead deter"], stoch: Float[Tensor, "*lead stoch"]
@@ -66,6 +74,21 @@ class DreamerCNNDecoder(nn.Module):
     ) -> Float[Tensor, "*lead"]:  # fmt: skip
         """Squared error of values in 0..1, summed over the image (no 1/2)."""
         return (prediction - image.to(prediction.dtype) / 255.0).square().sum((-3, -2, -1))
+
+    def fused_loss(
+        self, deter: Float[Tensor, "*lead deter"], stoch: Float[Tensor, "*lead stoch"],
+        image: UInt8[Tensor, "*lead height width channels"],
+    ) -> Float[Tensor, "*lead"]:  # fmt: skip
+        """`loss` of `forward`, with one kernel after each convolution."""
+        from rl_lab.nn.image_functions import image_error, phase_conv, placed_norm_silu
+
+        x = self._map(deter.reshape(-1, deter.shape[-1]), stoch.reshape(-1, stoch.shape[-1]))
+        last: Any = self.convs[-1]
+        layers: Any = zip(self.convs[:-1], self.norms, strict=True)
+        for conv, norm in layers:
+            x = placed_norm_silu(phase_conv(x, conv.weight, pool=False), conv.bias, norm.weight, eps=norm.eps)
+        errors = image_error(phase_conv(x, last.weight, pool=False), last.bias, image.reshape(-1, *image.shape[-3:]))
+        return errors.reshape(image.shape[:-3])
 
     def decode(self, prediction: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
         """In 0..255."""

@@ -15,6 +15,7 @@ from rl_lab.components.decoders.planet_cnn import PlanetCNNDecoder
 from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.components.spaces import SpecLike, observation_specs, split_keys, stacked_image_shape
 from rl_lab.errors import ConfigError, nearest
+from rl_lab.nn.fusion import fuse
 from rl_lab.nn.styles import StyleLike
 from rl_lab.specs import ObservationSpec
 
@@ -74,11 +75,18 @@ class MultiKeyDecoder(ObservationModel):
             predictions.update(zip(self.images, self.image(deter, stoch).split(channels, -1), strict=True))
         return predictions
 
+    def fuse(self) -> bool:
+        return self.image is not None and len(self.images) == 1 and fuse(self.image)
+
     def losses(
         self, states: LatentState, embed: Float[Tensor, "*lead embed"], observation: Mapping[str, Tensor]
     ) -> dict[str, Float[Tensor, "*lead"]]:
         """What the states fail to explain of each key. The encoder's own output is not looked at."""
-        return self.loss(self(states.deter, states.stoch), observation)
+        if not (isinstance(self.image, DreamerCNNDecoder) and self.image.fused):
+            return self.loss(self(states.deter, states.stoch), observation)
+        losses = {} if self.vector is None else self.vector.loss(self.vector(states.features), observation)
+        (key,) = self.images
+        return losses | {key: self.image.fused_loss(states.deter, states.stoch, observation[key])}
 
     def reconstruct(self, states: LatentState) -> dict[str, Tensor]:
         """The observations that the states stand for, in their own units."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from rl_lab.components.encoders.images import flatten_lead, scale_image
+from rl_lab.nn.fusion import has_triton
 from rl_lab.nn.layers import Conv, PooledConv, RMSNorm
+from rl_lab.nn.math import compute_dtype
 
 CHANNEL_MULTIPLES = (2, 3, 4, 4)
 
@@ -28,8 +33,15 @@ class DreamerCNN(nn.Module):
         )
         self.norms = nn.ModuleList(RMSNorm(outputs) for outputs in widths)
         self.output_size = (height // 16) * (width // 16) * widths[-1]
+        self.fused = False
+
+    def fuse(self) -> bool:
+        self.fused = has_triton(self) and isinstance(self.convs[0], PooledConv)
+        return self.fused
 
     def forward(self, image: UInt8[Tensor, "*lead height width channels"]) -> Float[Tensor, "*lead output_size"]:
+        if self.fused and image.dtype == torch.uint8:
+            return self._forward_fused(flatten_lead(image)).reshape(*image.shape[:-3], self.output_size)
         x = scale_image(flatten_lead(image))
         for conv, norm in zip(self.convs, self.norms, strict=True):
             # Channels last in memory throughout: the permutes are views.
@@ -40,3 +52,19 @@ class DreamerCNN(nn.Module):
                 x = (x if self.strided else F.max_pool2d(x, 2)).permute(0, 2, 3, 1)
             x = F.silu(norm(x))
         return x.reshape(*image.shape[:-3], self.output_size)
+
+    def _forward_fused(self, image: UInt8[Tensor, "rows height width channels"]) -> Float[Tensor, "rows y x features"]:
+        """One kernel before and after each convolution."""
+        from rl_lab.nn.image_functions import channels_last_conv, phase_conv, pooled_norm_silu, scaled_phases
+
+        x = scaled_phases(image, compute_dtype(image.device))
+        layers: Any = zip(self.convs, self.norms, [*self.convs[1:], None], strict=True)
+        for conv, norm, following in layers:
+            if isinstance(conv, PooledConv):
+                phases = phase_conv(x, conv.weight, pool=True).unflatten(-1, (2, 2, -1))
+            else:
+                pixels = channels_last_conv(x, conv.weight, padding=2)
+                phases = pixels.unflatten(1, (-1, 2)).unflatten(3, (-1, 2)).permute(0, 1, 3, 2, 4, 5)
+            pairs = isinstance(following, PooledConv)
+            x = pooled_norm_silu(phases, conv.bias, norm.weight, eps=norm.eps, pairs=pairs)
+        return x
