@@ -19,6 +19,7 @@ if not torch.cuda.is_available():  # on a GPU the tests compile, and the compile
     if find_spec("triton") is not None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
         import rl_lab.nn.image_kernels
+        import rl_lab.nn.recurrence_kernel
     install_import_hook(["rl_lab.nn", "rl_lab.components"], "beartype.beartype")
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from typing import Protocol, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
 
 @runtime_checkable
@@ -20,6 +21,11 @@ def fuse(module: nn.Module) -> bool:
     return isinstance(module, Fusable) and module.fuse()
 
 
-def has_triton(module: nn.Module) -> bool:
-    """Whether a module lies on a GPU that Triton's kernels run on."""
-    return next(module.parameters()).is_cuda and find_spec("triton") is not None
+def has_triton(tensor: Tensor) -> bool:
+    """Whether it lies on a GPU, where Triton's kernels can run."""
+    return tensor.is_cuda and _is_installed("triton")
+
+
+@cache
+def _is_installed(package: str) -> bool:
+    return find_spec(package) is not None

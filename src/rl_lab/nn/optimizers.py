@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rl_lab.errors import CheckpointError, ConfigError
+from rl_lab.nn.fusion import has_triton
 
 ROW = 64  # tensors lie in the flat buffers in whole rows, so that a per-tensor factor is one number per row
 
@@ -120,7 +120,7 @@ class LaProp(torch.optim.Optimizer):
             if flat is self._flat[0]:
                 self.last_learning_rate = rate
             factors = self._factors(group, flat, norms, finite)
-            if flat.work.is_cuda and find_spec("triton") is not None:
+            if has_triton(flat.work):
                 self._advance_fused(group, flat, factors, rate, finite.to(rate.dtype))
             else:
                 flat.scale(factors)

@@ -114,7 +114,7 @@ class ActorCritic:
             self._copies = WorkingCopies(dtype)
             self._dream_rssm, self._dream_actor = self._copies.add(self.rssm), self._copies.add(self.actor)
             self._dream_rssm.compile_imagination()
-        for name in ("_judge", "_evaluate_critic", "_target_value", "_actor_critic_losses"):
+        for name in ("_evaluate_critic", "_judge", "_actor_critic_losses"):
             setattr(self, name, compile_block(getattr(self, name)))
 
     def learn(self, start: LatentState, is_terminal: Bool[Tensor, " starts"]) -> Learned:
@@ -122,11 +122,10 @@ class ActorCritic:
         rules = self.rules
         with self._imagining():
             features, actions, record = self._dream(start)
-            reward, live, slow_value = self._judge(features)
-            live = self._with_root(live, is_terminal)
         value_output = self._evaluate_critic(features.detach())
         with self._imagining():
-            value = self._target_value(features, value_output, slow_value)
+            reward, live, value, slow_value = self._judge(features, value_output)
+            live = self._with_root(live, is_terminal)
             credit = self._credit(reward, live, value)
             scale = None if self.return_scale is None else self.return_scale(credit.returns.detach())
             score, gain = self._objectives(credit, scale)
@@ -174,23 +173,26 @@ class ActorCritic:
 
     # The judgement ----------------------------------------------------------------------------------------------------
 
-    def _judge(self, features: Float[Tensor, "time starts size"]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The model's reward and discount and the slow critic's value of every dreamed state."""
+    def _evaluate_critic(self, features: Tensor) -> Tensor:
+        return self.critic(features)
+
+    def _judge(
+        self, features: Float[Tensor, "time starts size"], value_output: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """The model's reward and discount of every dreamed state, its value and the slow critic's."""
         reward = self.reward.mean(self.reward(features))
         if self.continuation is None:
             live = torch.full_like(reward, self.discount)
         else:
             live = self.continuation.mean(self.continuation(features))
-        return reward, live, self.critic.slow_mean(features) if self.needs_slow else None
+        slow_value = self.critic.slow_mean(features) if self.needs_slow else None
+        return reward, live, self._target_value(features, value_output, slow_value), slow_value
 
     def _with_root(self, live: Tensor, is_terminal: Tensor) -> Tensor:
         if self.rules.root == "predicted":
             return live
         root = 1.0 - is_terminal.to(live.dtype)
         return torch.cat([(root * self.discount if self.rules.root == "discounted" else root)[None], live[1:]])
-
-    def _evaluate_critic(self, features: Tensor) -> Tensor:
-        return self.critic(features)
 
     def _target_value(self, features: Tensor, value_output: Tensor, slow_value: Tensor | None) -> Tensor:
         """The values in returns and baselines, with a gradient by the features where the actor needs it."""

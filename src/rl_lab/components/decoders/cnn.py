@@ -48,7 +48,7 @@ class DreamerCNNDecoder(nn.Module):
         self.fused = False
 
     def fuse(self) -> bool:
-        self.fused = has_triton(self)
+        self.fused = has_triton(self.map_norm.weight)
         return self.fused
 
     def forward(

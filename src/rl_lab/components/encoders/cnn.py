@@ -36,7 +36,7 @@ class DreamerCNN(nn.Module):
         self.fused = False
 
     def fuse(self) -> bool:
-        self.fused = has_triton(self) and isinstance(self.convs[0], PooledConv)
+        self.fused = has_triton(self.norms[0].weight) and isinstance(self.convs[0], PooledConv)
         return self.fused
 
     def forward(self, image: UInt8[Tensor, "*lead height width channels"]) -> Float[Tensor, "*lead output_size"]:

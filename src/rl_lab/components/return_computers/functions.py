@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rl_lab.nn.arrays import Array, library
+from rl_lab.nn.fusion import has_triton
 
 
 class Advantages(NamedTuple):
@@ -43,6 +44,12 @@ def recursive_returns(
             current = base_t + slope_t * current
             returns.append(current)
         return np.stack(returns[::-1], dim)
+    if not (torch.compiler.is_compiling() or base.requires_grad) and has_triton(base):
+        from rl_lab.nn.recurrence_kernel import recurrence
+
+        rows = base.movedim(dim, 0)
+        flat = recurrence(rows.flatten(1), slope.expand_as(base).movedim(dim, 0).flatten(1), current.flatten())
+        return flat.view(rows.shape).movedim(0, dim)
     bases, slopes = base.unbind(dim), slope.unbind(dim)
     for base_t, slope_t in zip(reversed(bases), reversed(slopes), strict=True):
         current = torch.addcmul(base_t, slope_t, current)
