@@ -1,11 +1,17 @@
-"""Where a DreamerV3 update spends its time on a GPU: each stage captured as a CUDA graph of its own."""
+"""Where a DreamerV3 update spends its time on a GPU: each stage captured as a CUDA graph of its own. And where the
+seconds before the first one go: each compiled piece, and the kernels of our own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import get_compilation_metrics
 from torch.profiler import ProfilerActivity, profile
 
 from rl_lab.components.representation_learners.base import LatentState
@@ -117,3 +123,42 @@ def print_stages(workflow: DreamerV3, batch: SequenceBatch) -> None:
 
         milliseconds, kernels, inside = measure_stage(run)
         print(f"{name:34s} {milliseconds:8.3f} {kernels:8d} {inside / milliseconds:6.0%}", flush=True)
+
+
+@contextmanager
+def kernel_seconds() -> Iterator[dict[str, float]]:
+    """By name, of the Triton kernels that this process compiles meanwhile; the compiler's own are made elsewhere."""
+    seconds: dict[str, float] = defaultdict(float)
+    if find_spec("triton") is None:
+        yield seconds
+        return
+    from triton import knobs
+
+    def listen(*, src: Any, times: Any, **_: Any) -> None:
+        seconds[str(getattr(src, "name", src))] += times.total / 1e6
+
+    before, knobs.compilation.listener = knobs.compilation.listener, listen
+    try:
+        yield seconds
+    finally:
+        knobs.compilation.listener = before
+
+
+def print_warmup(total: float, kernels: dict[str, float]) -> None:
+    """Compiled pieces in the order of their first call; the rest of the time is the updates' own and that of cuDNN."""
+    pieces: dict[Any, list[Any]] = {}
+    for metric in get_compilation_metrics():
+        if metric.compile_id is None or metric.duration_us is None:
+            continue
+        piece = pieces.setdefault(str(metric.compile_id), ["", 0.0, 0.0])
+        piece[0] = metric.co_name or piece[0]
+        piece[1 if metric.is_forward is not False else 2] += metric.duration_us / 1e6
+    print(f"{'warm-up, seconds':34s} {'forward':>8s} {'backward':>8s}")
+    for number, (name, forward, backward) in pieces.items():
+        print(f"{number:6s}{name:28s} {forward:8.1f} {backward:8.1f}")
+    compiled = sum(forward + backward for _, forward, backward in pieces.values())
+    own = sum(kernels.values())
+    print(f"{'pieces':34s} {compiled:8.1f}\n{f'{len(kernels)} kernels in this process':34s} {own:8.1f}")
+    for name, seconds in sorted(kernels.items(), key=lambda item: -item[1])[:8]:
+        print(f"      {name:28s} {seconds:8.1f}")
+    print(f"{'all':34s} {total:8.1f}", flush=True)

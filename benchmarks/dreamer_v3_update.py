@@ -2,7 +2,8 @@
 
 python benchmarks/dreamer_v3_update.py --size 12m --observation image --actions 6 --write dreamer_v3_12m
 
-On a GPU it also counts kernels and launches; with `--stages` it prints a table of where the update spends its time.
+On a GPU it also counts kernels and launches; with `--stages` it prints tables of where the update spends its
+time, and where the warm-up does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 
 import numpy as np
 import torch
-from dreamer_v3_stages import print_stages
+from dreamer_v3_stages import kernel_seconds, print_stages, print_warmup
 from measuring import device_name, synchronize, write_record
 
 from rl_lab.components.representation_learners.base import DETER, STOCH
@@ -137,13 +138,16 @@ def main() -> None:
     parser.add_argument("--actions", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--eager", action="store_true", help="neither compiled nor captured")
-    parser.add_argument("--stages", action="store_true", help="print where the update spends its time (GPU)")
+    parser.add_argument("--stages", action="store_true", help="print where update and warm-up spend their time (GPU)")
     parser.add_argument("--write", metavar="NAME", help="write results/speed/NAME.json")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     workflow = make_workflow(arguments.size, arguments.observation, arguments.actions, compile_=not arguments.eager)
     batch = make_batch(workflow)
-    figures: dict[str, float | str] = dict(measure(workflow, batch, repeats=arguments.repeats))
+    with kernel_seconds() as compiled:
+        figures: dict[str, float | str] = dict(measure(workflow, batch, repeats=arguments.repeats))
+    if arguments.stages:
+        print_warmup(float(figures["warmup_s"]), compiled)
     if torch.cuda.is_available():
         figures |= kernels(workflow, batch, show=12 if arguments.stages else 0)
         figures["gpu_busy_share"] = float(figures["kernel_ms"]) / float(figures["ms_per_update"])

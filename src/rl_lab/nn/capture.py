@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, wraps
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +14,7 @@ from torch import Tensor
 Inputs = dict[str, Tensor]
 Outputs = dict[str, Tensor]
 Result = TypeVar("Result")
+COMPILER_PATIENCE = 30.0  # seconds
 
 
 def compile_block(function: Callable, *, dynamic: bool = False) -> Callable:
@@ -18,7 +22,36 @@ def compile_block(function: Callable, *, dynamic: bool = False) -> Callable:
 
     `dynamic`: one piece of code for all batch sizes, where there are several; else each is compiled for itself.
     """
-    return torch.compile(function, dynamic=dynamic, fullgraph=True)
+    start_compiler()
+    compiled = torch.compile(function, dynamic=dynamic, fullgraph=True)
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            await_compiler()
+        return compiled(*arguments, **named)
+
+    return run
+
+
+@cache
+def start_compiler() -> None:
+    """Start the processes that compile a GPU's kernels side by side. Until they run, one after another is compiled in
+    this process; left alone, they start with the first piece and take many seconds."""
+    if torch.cuda.is_available() and find_spec("triton") is not None:
+        from torch._inductor.async_compile import maybe_warm_pool
+
+        maybe_warm_pool()
+
+
+@cache
+def await_compiler() -> None:
+    """Until they run. Where they do not come, the work is done without them."""
+    if torch.cuda.is_available() and find_spec("triton") is not None:
+        from torch._inductor.async_compile import AsyncCompile
+
+        with suppress(TimeoutError):
+            AsyncCompile.wait_pool_ready(timeout=COMPILER_PATIENCE)
 
 
 class Branch:
