@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, wraps
 from importlib.util import find_spec
@@ -54,6 +56,21 @@ def await_compiler() -> None:
             AsyncCompile.wait_pool_ready(timeout=COMPILER_PATIENCE)
 
 
+class Rehearsal:
+    """Compiles kernels ahead of their first call, in threads: most of that work lets other threads run."""
+
+    def __init__(self, parts: Sequence[Callable[[], None]]) -> None:
+        self._pool = ThreadPoolExecutor(max(1, len(parts)))
+        self._running = [self._pool.submit(part) for part in parts]
+
+    def wait(self) -> None:
+        """Until all are compiled. What could not be is compiled at its first call."""
+        for part in self._running:
+            if (error := part.exception()) is not None:
+                warnings.warn(f"Kernels were not compiled beforehand: {error!r}", stacklevel=2)
+        self._pool.shutdown()
+
+
 class Branch:
     """Runs a part of a step beside the rest: on a stream of its own, a parallel branch of a captured graph.
 
@@ -84,9 +101,14 @@ class CapturedStep:
     """
 
     def __init__(
-        self, function: Callable[[Inputs], Outputs], state: Callable[[], Sequence[Tensor]], *, warmup: int = 3
+        self,
+        function: Callable[[Inputs], Outputs],
+        state: Callable[[], Sequence[Tensor]],
+        *,
+        rehearsal: Rehearsal | None = None,
+        warmup: int = 2,  # the first one compiles, the second runs as it will be captured
     ):
-        self._function, self._state, self._warmup = function, state, warmup
+        self._function, self._state, self._rehearsal, self._warmup = function, state, rehearsal, warmup
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: Inputs = {}
         self._outputs: Outputs = {}
@@ -101,6 +123,8 @@ class CapturedStep:
         return self._outputs
 
     def _capture(self, inputs: Mapping[str, Tensor]) -> None:
+        if self._rehearsal is not None:
+            self._rehearsal.wait()
         self._inputs = {name: tensor.to("cuda", copy=True) for name, tensor in inputs.items()}
         random_state = torch.cuda.get_rng_state()
         before = [tensor.detach().clone() for tensor in self._state()]

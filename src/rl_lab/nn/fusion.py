@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.util import find_spec
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 
@@ -16,9 +17,21 @@ class Fusable(Protocol):
     def fuse(self) -> bool:
         """Use them from now on. False: there are none for it, or none for its device."""
 
+    def rehearse(self, dtype: torch.dtype) -> None:
+        """Compile them, for computing in `dtype`, so that the first call need not."""
 
-def fuse(module: nn.Module) -> bool:
-    return isinstance(module, Fusable) and module.fuse()
+
+def fused(module: nn.Module) -> Fusable | None:
+    """The module, if it uses kernels of its own from now on."""
+    return module if isinstance(module, Fusable) and module.fuse() else None
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Run a Triton kernel; with tensors that have no memory (`meta`) it is compiled only."""
+    if arguments[0].is_meta:
+        kernel.warmup(*arguments, grid=grid, **constants)
+    else:
+        kernel[grid](*arguments, **constants)
 
 
 def has_triton(tensor: Tensor) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rl_lab.nn import image_kernels as kernels
+from rl_lab.nn.fusion import launch
 
 TILE = 1024  # numbers that a program has at once
 PROGRAMS = 4096  # of a kernel that adds up over all pixels: several rounds for every multiprocessor
@@ -61,9 +62,10 @@ class _NormSilu(torch.autograd.Function):
         if pool:
             kept = phases.new_empty(layout.sites, layout.channels)
             choice = torch.empty_like(kept, dtype=torch.uint8)
-        kernels.norm_silu_kernel[(triton.cdiv(layout.sites, layout.tile),)](
-            phases, bias, scale, out, kept, choice, *layout.sizes(eps), **layout.constants
-        )
+        launch(
+            kernels.norm_silu_kernel, (triton.cdiv(layout.sites, layout.tile),),
+            phases, bias, scale, out, kept, choice, *layout.sizes(eps), **layout.constants,
+        )  # fmt: skip
         ctx.save_for_backward(kept, choice, bias, scale)
         ctx.layout, ctx.eps, ctx.size_stride = layout, eps, (phases.shape, phases.stride())
         return out
@@ -76,9 +78,10 @@ class _NormSilu(torch.autograd.Function):
         out = torch.empty_strided(*ctx.size_stride, dtype=kept.dtype, device=kept.device)
         programs = min(PROGRAMS, triton.cdiv(layout.sites, layout.tile))
         sums = scale.new_empty(programs, 2, layout.constants["CHANNELS"])
-        kernels.norm_silu_gradient_kernel[(programs,)](
-            grad.contiguous(), kept, choice, bias, scale, out, sums, *layout.sizes(ctx.eps), **layout.constants
-        )
+        launch(
+            kernels.norm_silu_gradient_kernel, (programs,),
+            grad.contiguous(), kept, choice, bias, scale, out, sums, *layout.sizes(ctx.eps), **layout.constants,
+        )  # fmt: skip
         scale_grad, bias_grad = sums.sum(0)[:, : layout.channels]
         return out, bias_grad, scale_grad, None, None, None
 
@@ -106,9 +109,10 @@ def scaled_phases(image: UInt8[Tensor, "rows height width channels"], dtype: tor
     rows, height, width, channels = image.shape
     slots = 4 * channels + -4 * channels % LANES
     out = torch.empty(rows, height // 2, width // 2, slots, dtype=dtype, device=image.device)
-    kernels.scaled_phases_kernel[(triton.cdiv(out.numel(), TILE),)](
-        image.contiguous(), out, out.numel(), height, width, channels, slots, BLOCK=TILE
-    )
+    launch(
+        kernels.scaled_phases_kernel, (triton.cdiv(out.numel(), TILE),),
+        image.contiguous(), out, out.numel(), height, width, channels, slots, BLOCK=TILE,
+    )  # fmt: skip
     return out
 
 
@@ -120,7 +124,7 @@ class _ImageError(torch.autograd.Function):
         tile = max(1, TILE // padded)
         sizes = height * width, width, image.shape[-1], slots, padded, tile
         out = bias.new_empty(rows)
-        kernels.image_error_kernel[(rows,)](phases, bias, image, out, *sizes)
+        launch(kernels.image_error_kernel, (rows,), phases, bias, image, out, *sizes)
         ctx.save_for_backward(phases, bias, image)
         ctx.sizes = sizes
         return out
@@ -130,9 +134,10 @@ class _ImageError(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         phases, bias, image = ctx.saved_tensors
         out, sums = torch.empty_like(phases), bias.new_empty(phases.shape[0], ctx.sizes[4])
-        kernels.image_error_gradient_kernel[(phases.shape[0],)](
-            grad.contiguous(), phases, bias, image, out, sums, *ctx.sizes
-        )
+        launch(
+            kernels.image_error_gradient_kernel, (phases.shape[0],),
+            grad.contiguous(), phases, bias, image, out, sums, *ctx.sizes,
+        )  # fmt: skip
         return out, sums.sum(0)[: 4 * bias.shape[0]].view(4, -1).sum(0), None
 
 
@@ -153,18 +158,20 @@ class _PhaseWeight(torch.autograd.Function):
         out = torch.empty(wide + spare_outputs, 3, 3, deep + spare_inputs, dtype=dtype, device=weight.device)
         ctx.sizes = outputs, inputs, out.shape[-1]
         ctx.pool, ctx.shape = pool, weight.shape
-        kernels.phase_weight_kernel[(triton.cdiv(out.numel(), TILE),)](
-            weight, out, out.numel(), *ctx.sizes, POOL=pool, BLOCK=TILE
-        )
+        launch(
+            kernels.phase_weight_kernel, (triton.cdiv(out.numel(), TILE),),
+            weight, out, out.numel(), *ctx.sizes, POOL=pool, BLOCK=TILE,
+        )  # fmt: skip
         return out.permute(0, 3, 1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         out = torch.empty(ctx.shape, dtype=torch.float32, device=grad.device)
-        kernels.phase_weight_gradient_kernel[(triton.cdiv(out.numel(), TILE),)](
-            grad.permute(0, 2, 3, 1).contiguous(), out, out.numel(), *ctx.sizes, POOL=ctx.pool, BLOCK=TILE
-        )
+        launch(
+            kernels.phase_weight_gradient_kernel, (triton.cdiv(out.numel(), TILE),),
+            grad.permute(0, 2, 3, 1).contiguous(), out, out.numel(), *ctx.sizes, POOL=ctx.pool, BLOCK=TILE,
+        )  # fmt: skip
         return out, None, None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
@@ -23,8 +24,8 @@ from rl_lab.components.predictors import ContinuePredictor
 from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.errors import ConfigError, nearest
 from rl_lab.metrics.values import TensorMetrics
-from rl_lab.nn.capture import Branch, CapturedStep, compile_block
-from rl_lab.nn.fusion import fuse
+from rl_lab.nn.capture import Branch, CapturedStep, Rehearsal, compile_block
+from rl_lab.nn.fusion import fused
 from rl_lab.nn.normalizers import ReturnNormalizer
 from rl_lab.records import SequenceBatch
 from rl_lab.simulation.latent import LatentSimulator
@@ -131,19 +132,22 @@ class Dreamer(LatentWorkflow):
 
     def _compile(self) -> None:
         """Compiled pieces inside one captured CUDA graph. The plain methods stay the reference."""
-        self.behaviour.compile_pieces(self.context.autocast_dtype or torch.float32)  # first: it may copy the model
+        dtype = self.context.autocast_dtype or torch.float32
+        self.behaviour.compile_pieces(dtype)  # first: it may copy the model
         self.rssm.compile_steps()
-        pieces = list(self.pieces)
-        if fuse(self.encoder):
+        pieces, kernels = list(self.pieces), [partial(self.rssm.rehearse, self.batch_size, dtype)]
+        if (encoder := fused(self.encoder)) is not None:
             pieces.remove("_encode")
-        if fuse(self.decoder):
+            kernels.append(partial(encoder.rehearse, dtype))
+        if (decoder := fused(self.decoder)) is not None:
             pieces[pieces.index("_prediction_losses")] = "_state_losses"
+            kernels.append(partial(decoder.rehearse, dtype))
         for name in pieces:
             setattr(self, name, compile_block(getattr(self, name)))
         if self.context.device.type == "cuda":
             self._branch = Branch()  # a dream's many small kernels leave room for the large ones of a decoder
             self._prediction_losses = self._branch.beside(self._prediction_losses)  # type: ignore[method-assign]
-        self._step = CapturedStep(self._train_step, self._changing_tensors)
+        self._step = CapturedStep(self._train_step, self._changing_tensors, rehearsal=Rehearsal(kernels))
 
     def _changing_tensors(self) -> list[Tensor]:
         states = [tensor for optimizer in self.optimizers.values() for tensor in optimizer.state_tensors()]

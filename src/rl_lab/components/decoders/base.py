@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -20,6 +21,9 @@ class ObservationModel(nn.Module, ABC):
     def fuse(self) -> bool:
         """Compute `losses` with kernels of its own from now on, where there are some: see `rl_lab.nn.fusion`."""
         return False
+
+    def rehearse(self, dtype: torch.dtype) -> None:
+        """Compile those kernels, for computing in `dtype`."""
 
     @abstractmethod
     def losses(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -80,15 +81,27 @@ class DreamerCNNDecoder(nn.Module):
         image: UInt8[Tensor, "*lead height width channels"],
     ) -> Float[Tensor, "*lead"]:  # fmt: skip
         """`loss` of `forward`, with one kernel after each convolution."""
+        x = self._map(deter.reshape(-1, deter.shape[-1]), stoch.reshape(-1, stoch.shape[-1]))
+        return self._error_fused(x, image.reshape(-1, *image.shape[-3:])).reshape(image.shape[:-3])
+
+    def rehearse(self, dtype: torch.dtype) -> None:
+        last: Any = self.convs[-1]
+        height, width, _ = self.map_shape
+        x = torch.empty(2, *self.map_shape, dtype=dtype, device="meta", requires_grad=True)
+        size = SHRINKS_BY * height, SHRINKS_BY * width, last.out_channels
+        out = copy.deepcopy(self).to("meta")._error_fused(x, torch.empty(2, *size, dtype=torch.uint8, device="meta"))
+        out.backward(torch.empty_like(out))
+
+    def _error_fused(
+        self, x: Float[Tensor, "rows y x features"], image: UInt8[Tensor, "rows height width channels"]
+    ) -> Float[Tensor, " rows"]:
         from rl_lab.nn.image_functions import image_error, phase_conv, placed_norm_silu
 
-        x = self._map(deter.reshape(-1, deter.shape[-1]), stoch.reshape(-1, stoch.shape[-1]))
         last: Any = self.convs[-1]
         layers: Any = zip(self.convs[:-1], self.norms, strict=True)
         for conv, norm in layers:
             x = placed_norm_silu(phase_conv(x, conv.weight, pool=False), conv.bias, norm.weight, eps=norm.eps)
-        errors = image_error(phase_conv(x, last.weight, pool=False), last.bias, image.reshape(-1, *image.shape[-3:]))
-        return errors.reshape(image.shape[:-3])
+        return image_error(phase_conv(x, last.weight, pool=False), last.bias, image)
 
     def decode(self, prediction: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
         """In 0..255."""

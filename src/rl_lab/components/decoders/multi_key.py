@@ -15,7 +15,7 @@ from rl_lab.components.decoders.planet_cnn import PlanetCNNDecoder
 from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.components.spaces import SpecLike, observation_specs, split_keys, stacked_image_shape
 from rl_lab.errors import ConfigError, nearest
-from rl_lab.nn.fusion import fuse
+from rl_lab.nn.fusion import Fusable, fused
 from rl_lab.nn.styles import StyleLike
 from rl_lab.specs import ObservationSpec
 
@@ -76,7 +76,11 @@ class MultiKeyDecoder(ObservationModel):
         return predictions
 
     def fuse(self) -> bool:
-        return self.image is not None and len(self.images) == 1 and fuse(self.image)
+        return self.image is not None and len(self.images) == 1 and fused(self.image) is not None
+
+    def rehearse(self, dtype: torch.dtype) -> None:
+        assert isinstance(self.image, Fusable)
+        self.image.rehearse(dtype)
 
     def losses(
         self, states: LatentState, embed: Float[Tensor, "*lead embed"], observation: Mapping[str, Tensor]

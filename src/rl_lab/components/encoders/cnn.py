@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ class DreamerCNN(nn.Module):
         super().__init__()
         widths = [depth * multiple for multiple in CHANNEL_MULTIPLES]
         stride = 2 if strided else 1
-        self.strided = strided
+        self.strided, self.image_size = strided, (height, width)
         self.convs = nn.ModuleList(
             PooledConv(inputs, outputs) if first and not strided else Conv(inputs, outputs, 5, stride=stride)
             for first, inputs, outputs in zip([True, *[False] * 3], [channels, *widths], widths, strict=False)
@@ -36,12 +37,14 @@ class DreamerCNN(nn.Module):
         self.fused = False
 
     def fuse(self) -> bool:
-        self.fused = has_triton(self.norms[0].weight) and isinstance(self.convs[0], PooledConv)
+        first = self.convs[0]
+        self.fused = isinstance(first, PooledConv) and has_triton(first.weight)
         return self.fused
 
     def forward(self, image: UInt8[Tensor, "*lead height width channels"]) -> Float[Tensor, "*lead output_size"]:
         if self.fused and image.dtype == torch.uint8:
-            return self._forward_fused(flatten_lead(image)).reshape(*image.shape[:-3], self.output_size)
+            x = self._forward_fused(flatten_lead(image), compute_dtype(image.device))
+            return x.reshape(*image.shape[:-3], self.output_size)
         x = scale_image(flatten_lead(image))
         for conv, norm in zip(self.convs, self.norms, strict=True):
             # Channels last in memory throughout: the permutes are views.
@@ -53,17 +56,25 @@ class DreamerCNN(nn.Module):
             x = F.silu(norm(x))
         return x.reshape(*image.shape[:-3], self.output_size)
 
-    def _forward_fused(self, image: UInt8[Tensor, "rows height width channels"]) -> Float[Tensor, "rows y x features"]:
+    def rehearse(self, dtype: torch.dtype) -> None:
+        first: Any = self.convs[0]
+        image = torch.empty(2, *self.image_size, first.in_channels, dtype=torch.uint8, device="meta")
+        out = copy.deepcopy(self).to("meta")._forward_fused(image, dtype)
+        out.backward(torch.empty_like(out))
+
+    def _forward_fused(
+        self, image: UInt8[Tensor, "rows height width channels"], dtype: torch.dtype
+    ) -> Float[Tensor, "rows y x features"]:
         """One kernel before and after each convolution."""
         from rl_lab.nn.image_functions import channels_last_conv, phase_conv, pooled_norm_silu, scaled_phases
 
-        x = scaled_phases(image, compute_dtype(image.device))
+        x = scaled_phases(image, dtype)
         layers: Any = zip(self.convs, self.norms, [*self.convs[1:], None], strict=True)
         for conv, norm, following in layers:
             if isinstance(conv, PooledConv):
                 phases = phase_conv(x, conv.weight, pool=True).unflatten(-1, (2, 2, -1))
             else:
-                pixels = channels_last_conv(x, conv.weight, padding=2)
+                pixels = channels_last_conv(x, conv.weight.to(dtype), padding=2)
                 phases = pixels.unflatten(1, (-1, 2)).unflatten(3, (-1, 2)).permute(0, 1, 3, 2, 4, 5)
             pairs = isinstance(following, PooledConv)
             x = pooled_norm_silu(phases, conv.bias, norm.weight, eps=norm.eps, pairs=pairs)

@@ -17,7 +17,7 @@ from rl_lab.components.encoders.resnet import ResNetEncoder
 from rl_lab.components.observations import flat_observation
 from rl_lab.components.spaces import SpecLike, observation_specs, split_keys, stacked_image_shape
 from rl_lab.errors import ConfigError, nearest
-from rl_lab.nn.fusion import fuse
+from rl_lab.nn.fusion import Fusable, fused
 from rl_lab.nn.math import symlog
 from rl_lab.nn.styles import StyleLike
 from rl_lab.specs import ObservationSpec
@@ -71,7 +71,11 @@ class MultiKeyEncoder(nn.Module):
             self.output_size += image.output_size
 
     def fuse(self) -> bool:
-        return self.image is not None and fuse(self.image)
+        return self.image is not None and fused(self.image) is not None
+
+    def rehearse(self, dtype: torch.dtype) -> None:
+        assert isinstance(self.image, Fusable)
+        self.image.rehearse(dtype)
 
     def forward(self, observation: Mapping[str, Tensor]) -> Float[Tensor, "*lead output_size"]:
         """`observation[key]` is [*lead, *shape], as stored: uint8 images, integer classes, numeric vectors."""

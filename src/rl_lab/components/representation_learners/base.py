@@ -138,6 +138,9 @@ class StateSpaceModel(nn.Module, ABC):
         self._observe_step = compile_block(self.observe_step)
         self.compile_imagination()
 
+    def rehearse(self, batch: int, dtype: torch.dtype) -> None:
+        """Compile the kernels of its own that `observe` will use, where it has some."""
+
     def compile_imagination(self) -> None:
         """Compile one step of a dream."""
         self._imagine_step = compile_block(self._plain_imagine_step)

@@ -19,6 +19,7 @@ from rl_lab.components.representation_learners.posterior_scan import (
     norm_tables,
     with_first,
 )
+from rl_lab.nn.fusion import launch
 
 WARPS = 4
 SMALLEST_PART = 16  # of the inner dimension, that a warp can multiply
@@ -80,6 +81,23 @@ class KernelLoops(NamedTuple):
         least = WARPS * SMALLEST_PART
         return weights.stoch.dtype == torch.bfloat16 and all(size % least == 0 for size in (block, stoch, hidden))
 
+    def rehearse(self, weights: ScanWeights, shape: ScanShape, batch: int) -> None:
+        """Compile all kernels, for `batch` rows: two steps without memory or result."""
+        weights = ScanWeights(*(weight.to("meta") for weight in weights))
+        deter, hidden, stoch = weights.dense.shape[0], weights.stoch.shape[1], weights.stoch.shape[0]
+
+        def empty(*sizes: int, dtype: torch.dtype = weights.stoch.dtype) -> Tensor:
+            return torch.empty(*sizes, dtype=dtype, device="meta")
+
+        inputs = ScanInputs(
+            deter=empty(batch, deter), stoch=empty(batch, stoch), keep=empty(2, batch, 1, dtype=torch.float32),
+            action_part=empty(2, batch, deter), embed_part=empty(2, batch, hidden),
+            noise=empty(2, batch, shape.groups, shape.classes, dtype=torch.float32),
+        )  # fmt: skip
+        path = self.forward(inputs, weights, shape)
+        grads = path.deter, path.stoch, path.logits
+        _Plan(inputs, weights, shape).backward(grads, path, backward_tables(path, weights, shape))
+
     def forward(self, inputs: ScanInputs, weights: ScanWeights, shape: ScanShape) -> Path:
         return _Plan(inputs, weights, shape).forward()
 
@@ -121,7 +139,8 @@ class _Plan:
         def dense(deter: Tensor, t: int, tiles: range) -> None:
             """Of the state of step t - 1: the posterior layer there, and the deter layer of step t."""
             before, after = max(t - 1, 0), min(t, self.steps - 1)
-            kernels.dense_kernel[len(tiles), self.row_tiles](
+            launch(
+                kernels.dense_kernel, (len(tiles), self.row_tiles),
                 deter, w.dense, inputs.embed_part[before], w.inputs_bias, inputs.keep[after],
                 path.posterior_pre[before], posterior_squares, path.inputs_pre[after], inputs_squares,
                 batch, deter_size, hidden, tiles.start, *w.dense.stride(),
@@ -130,24 +149,28 @@ class _Plan:
 
         dense(deter, 0, range(self.hidden_tiles, 2 * self.hidden_tiles))
         for t in range(self.steps):
-            kernels.stoch_kernel[self.hidden_tiles, self.row_tiles](
+            launch(
+                kernels.stoch_kernel, (self.hidden_tiles, self.row_tiles),
                 stoch, w.stoch, w.inputs_bias, inputs.keep[t], path.inputs_pre[t], inputs_squares,
                 batch, self.stoch, hidden, *w.stoch.stride(), **self._tiling(self.stoch, TILE),
             )  # fmt: skip
-            kernels.core_kernel[self.deter_tiles, self.row_tiles](
+            launch(
+                kernels.core_kernel, (self.deter_tiles, self.row_tiles),
                 path.inputs_pre[t], inputs_squares, w.inputs_norm, w.inputs, deter, inputs.keep[t], w.block,
                 inputs.action_part[t], path.core_pre[t], core_squares,
                 batch, deter_size, self.block, hidden, *w.inputs.stride(), *w.block.stride(),
                 **self._parts("tiles", self.hidden_tiles), **across | {"OWN_PART": self._part(self.block, across)},
             )  # fmt: skip
-            kernels.gates_kernel[self.deter_tiles, self.row_tiles](
+            launch(
+                kernels.gates_kernel, (self.deter_tiles, self.row_tiles),
                 path.core_pre[t], core_squares, w.core_norm, w.gates, w.gates_bias, deter, inputs.keep[t],
                 path.deter[t], path.gates[t], batch, deter_size, self.block, *w.gates.stride(),
                 **self._parts("tiles", self.deter_tiles), **own,
             )  # fmt: skip
             deter, stoch = path.deter[t], path.stoch[t]
             dense(deter, t + 1, range(2 * self.hidden_tiles if t + 1 < self.steps else self.hidden_tiles))
-            kernels.logits_kernel[self.group_tiles, self.row_tiles](
+            launch(
+                kernels.logits_kernel, (self.group_tiles, self.row_tiles),
                 path.posterior_pre[t], posterior_squares, w.posterior_norm, w.logits, w.logits_bias, inputs.noise[t],
                 path.logits[t], path.stoch[t], batch, hidden, shape.groups, shape.unimix, *w.logits.stride(),
                 **self._parts("tiles", self.hidden_tiles), **self._groups(), **self._tiling(hidden, self.group_columns),
@@ -172,18 +195,21 @@ class _Plan:
         across = self._tiling(hidden, self.deter_columns)
         for t in reversed(range(self.steps)):
             later = min(t + 1, self.steps - 1)
-            kernels.logits_gradient_kernel[self.group_tiles, self.row_tiles](
+            launch(
+                kernels.logits_gradient_kernel, (self.group_tiles, self.row_tiles),
                 inputs_steep, inputs_shares, tables.stoch_drag[later], inputs.keep[later], w.stoch, grad_stoch[t],
                 path.logits[t], grad_logits[t], out.logits[t], batch, hidden, shape.groups, shape.unimix,
                 *w.stoch.t().stride(), **self._parts("tiles", self.hidden_tiles),
                 **self._groups(), **self._tiling(hidden, self.group_columns),
             )  # fmt: skip
-            kernels.posterior_gradient_kernel[self.hidden_tiles, self.row_tiles](
+            launch(
+                kernels.posterior_gradient_kernel, (self.hidden_tiles, self.row_tiles),
                 out.logits[t], w.logits, tables.posterior_slope[t], path.posterior_pre[t], out.posterior[t],
                 posterior_steep, posterior_shares, batch, self.stoch, hidden, *w.logits.t().stride(),
                 **self._tiling(self.stoch, TILE),
             )  # fmt: skip
-            kernels.gates_gradient_kernel[self.deter_tiles, self.row_tiles](
+            launch(
+                kernels.gates_gradient_kernel, (self.deter_tiles, self.row_tiles),
                 posterior_steep, posterior_shares, tables.posterior_drag[t], w.dense,
                 inputs_steep, inputs_shares, tables.deter_drag[later],
                 core_steep, core_shares, tables.block_drag[later], w.block, inputs.keep[later],
@@ -192,12 +218,14 @@ class _Plan:
                 **self._parts("hidden_tiles", self.hidden_tiles),
                 **self._parts("tiles", self.deter_tiles), **across | {"OWN_PART": self._part(self.block, across)},
             )  # fmt: skip
-            kernels.core_gradient_kernel[self.deter_tiles, self.row_tiles](
+            launch(
+                kernels.core_gradient_kernel, (self.deter_tiles, self.row_tiles),
                 out.gates[t], w.gates, tables.core_slope[t], path.core_pre[t], out.core[t], core_steep, core_shares,
                 batch, deter_size, self.block, *w.gates.transpose(1, 2).stride(),
                 **self._tiling(3 * self.block, self.deter_columns),
             )  # fmt: skip
-            kernels.inputs_gradient_kernel[2 * self.hidden_tiles, self.row_tiles](
+            launch(
+                kernels.inputs_gradient_kernel, (2 * self.hidden_tiles, self.row_tiles),
                 core_steep, core_shares, tables.core_drag[t], w.inputs, tables.inputs_slope[t], path.inputs_pre[t],
                 out.inputs[t], inputs_steep, inputs_shares, batch, deter_size, hidden, *w.inputs.t().stride(),
                 **self._parts("tiles", self.deter_tiles), **self._tiling(deter_size, TILE),

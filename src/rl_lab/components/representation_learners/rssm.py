@@ -70,6 +70,14 @@ class BlockRSSM(CategoricalModel):
             loops = KernelLoops(compile_block(backward_tables))
             self._scans.insert(0, compiled._replace(loops=loops))
 
+    @torch.no_grad()
+    def rehearse(self, batch: int, dtype: torch.dtype) -> None:
+        weights, _ = self._scan_weights(dtype)
+        if self._kernel_functions is not None and self._kernel_functions.loops.suit(weights):
+            from rl_lab.components.representation_learners.kernel_loops import KernelLoops
+
+            KernelLoops().rehearse(weights, self.scan_shape, batch)
+
     # One step at a time -----------------------------------------------------------------------------------------------
 
     def advance(self, state: LatentState, action: Float[Tensor, "b action"]) -> tuple[Tensor, None]:
