@@ -55,7 +55,7 @@ def test_fused_encoder_equals_the_plain_one(depth: int, dtype: torch.dtype) -> N
     """With few channels, all layers by phases, and with more, the last ones pixel by pixel."""
     torch.manual_seed(0)
     encoder = shaken(MultiKeyEncoder(observation=SPECS, units=8, layers=1, depth=depth))
-    seen = observation(2, 3)
+    seen = observation(1, 2)
     with torch.autocast(DEVICE, torch.bfloat16, enabled=dtype == torch.bfloat16):
         expected = encoder(seen)
         assert isinstance(encoder.image, nn.Module)
@@ -87,3 +87,27 @@ def test_decoder_of_several_images_is_not_fused() -> None:
     specs = SPECS | {"depth": ObservationSpec("image", (32, 16, 1), "uint8")}
     decoder = MultiKeyDecoder(observation=specs, deter=32, stoch_size=12, units=8, depth=2, blocks=8).to(DEVICE)
     assert not decoder.fuse()
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_rehearsed_kernels_are_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled ahead is what runs, whatever the number of images."""
+    from triton import knobs
+
+    made: list[str] = []
+    monkeypatch.setattr(knobs.compilation, "listener", lambda *, src, **_: made.append(src.name))
+    image = {"camera": SPECS["camera"]}
+    # Of a size that no other test has compiled in this process.
+    encoder = MultiKeyEncoder(observation=image, depth=40).to(DEVICE)
+    decoder = MultiKeyDecoder(observation=image, deter=32, stoch_size=12, units=8, depth=40, blocks=8).to(DEVICE)
+    for part in (encoder, decoder):
+        assert part.fuse()
+        part.rehearse(torch.bfloat16)
+    assert made
+    made.clear()
+    deter, stoch = (torch.randn(2, 3, size, device=DEVICE) for size in (32, 12))
+    with torch.autocast(DEVICE, torch.bfloat16):
+        embed = encoder(observation(2, 3))
+        loss = decoder.losses(LatentState(deter, stoch), embed, observation(2, 3))["camera"]
+    (embed.float().sum() + loss.sum()).backward()
+    assert made == []

@@ -81,3 +81,22 @@ def test_kernels_in_half_precision_stay_within_its_rounding(sizes):
     gradients = (loops.backward(grads, inputs, plain, weights, shape) for loops in (StepLoops(), KernelLoops()))
     for by_plain, by_fused in zip(*gradients, strict=True):
         assert relative_error(by_fused, by_plain) < 0.03
+
+
+def test_rehearsed_kernels_are_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled ahead is what runs, whatever the number of steps."""
+    from triton import knobs
+
+    from rl_lab.components.representation_learners.kernel_loops import KernelLoops
+
+    made: list[str] = []
+    monkeypatch.setattr(knobs.compilation, "listener", lambda *, src, **_: made.append(src.name))
+    # Of a size that no other test has compiled in this process.
+    sizes = {"batch": 16, "deter": 1024, "hidden": 128, "groups": 32, "classes": 8, "blocks": 8}
+    shape, weights, inputs, grads = make_problem(**sizes, dtype=torch.bfloat16)
+    KernelLoops().rehearse(weights, shape, 16)
+    assert made
+    made.clear()
+    path = KernelLoops().forward(inputs, weights, shape)
+    KernelLoops().backward(grads, inputs, path, weights, shape)
+    assert made == []
