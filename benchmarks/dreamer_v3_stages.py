@@ -3,6 +3,7 @@ seconds before the first one go: each compiled piece, and the kernels of our own
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -144,8 +145,44 @@ def kernel_seconds() -> Iterator[dict[str, float]]:
         knobs.compilation.listener = before
 
 
-def print_warmup(total: float, kernels: dict[str, float]) -> None:
-    """Compiled pieces in the order of their first call; the rest of the time is the updates' own and that of cuDNN."""
+@contextmanager
+def first_calls(workflow: DreamerV3) -> Iterator[dict[str, float]]:
+    """Seconds of each forward part's first call: compiling, and what the device and cuDNN's choices take."""
+    seconds: dict[str, float] = {}
+    parts = [(workflow, name) for name in ("_encode", "_prediction_losses", "learn_behaviour", "replay_value_loss")]
+    parts.append((workflow.rssm, "observe"))
+    before = [(owner, name, vars(owner).get(name)) for owner, name in parts]
+
+    def timed(name: str, function: Callable) -> Callable:
+        def run(*arguments: Any, **named: Any) -> Any:
+            if name in seconds:
+                return function(*arguments, **named)
+            start = time.perf_counter()
+            result = function(*arguments, **named)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            seconds[name] = time.perf_counter() - start
+            return result
+
+        return run
+
+    for owner, name in parts:
+        setattr(owner, name, timed(name, getattr(owner, name)))
+    try:
+        yield seconds
+    finally:
+        for owner, name, function in before:
+            if function is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, function)
+
+
+def print_warmup(total: float, calls: dict[str, float], kernels: dict[str, float]) -> None:
+    """First calls; compiled pieces in their order; the rest of the time is the updates' own and that of cuDNN."""
+    print(f"{'first call, forward':34s} {'seconds':>8s}")
+    for name, seconds in calls.items():
+        print(f"      {name:28s} {seconds:8.1f}")
     pieces: dict[Any, list[Any]] = {}
     for metric in get_compilation_metrics():
         if metric.compile_id is None or metric.duration_us is None:

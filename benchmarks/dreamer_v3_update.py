@@ -11,11 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dreamer_v3_stages import first_calls, kernel_seconds, print_stages, print_warmup
 
 import numpy as np
 import torch
-from dreamer_v3_stages import kernel_seconds, print_stages, print_warmup
 from measuring import device_name, synchronize, write_record
+from contextlib import ExitStack
+from pathlib import Path
 
 from rl_lab.components.representation_learners.base import DETER, STOCH
 from rl_lab.experiment.config import compose, resolve
@@ -79,10 +81,21 @@ def make_batch(workflow: DreamerV3) -> SequenceBatch:
 
 def measure(workflow: DreamerV3, batch: SequenceBatch, *, repeats: int) -> dict[str, float]:
     """Warm-up seconds until the first full-speed update, then the median of single updates."""
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def warm_up(workflow: DreamerV3, batch: SequenceBatch) -> float:
+    """Seconds that the first update takes."""
     start = time.perf_counter()
     workflow.update(batch, phase=PHASE)
     synchronize()
-    warmup = time.perf_counter() - start
+    return time.perf_counter() - start
+
+
+def measure(workflow: DreamerV3, batch: SequenceBatch, *, repeats: int) -> dict[str, float]:
+    """The median of single updates, and the fastest."""
     times = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -90,7 +103,7 @@ def measure(workflow: DreamerV3, batch: SequenceBatch, *, repeats: int) -> dict[
         synchronize()
         times.append(time.perf_counter() - start)
     times.sort()
-    return {"ms_per_update": 1e3 * times[len(times) // 2], "fastest_ms": 1e3 * times[0], "warmup_s": warmup}
+    return {"ms_per_update": 1e3 * times[len(times) // 2], "fastest_ms": 1e3 * times[0]}
 
 
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
@@ -142,12 +155,17 @@ def main() -> None:
     parser.add_argument("--write", metavar="NAME", help="write results/speed/NAME.json")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    workflow = make_workflow(arguments.size, arguments.observation, arguments.actions, compile_=not arguments.eager)
-    batch = make_batch(workflow)
-    with kernel_seconds() as compiled:
-        figures: dict[str, float | str] = dict(measure(workflow, batch, repeats=arguments.repeats))
+    figures: dict[str, float | str] = {}
+    with kernel_seconds() as compiled, ExitStack() as stack:
+        start = time.perf_counter()
+        workflow = make_workflow(arguments.size, arguments.observation, arguments.actions, compile_=not arguments.eager)
+        batch = make_batch(workflow)
+        figures["build_s"] = time.perf_counter() - start
+        calls = stack.enter_context(first_calls(workflow)) if arguments.stages else {}
+        figures["warmup_s"] = warm_up(workflow, batch)
     if arguments.stages:
-        print_warmup(float(figures["warmup_s"]), compiled)
+        print_warmup(float(figures["warmup_s"]), calls, compiled)
+    figures |= measure(workflow, batch, repeats=arguments.repeats)
     if torch.cuda.is_available():
         figures |= kernels(workflow, batch, show=12 if arguments.stages else 0)
         figures["gpu_busy_share"] = float(figures["kernel_ms"]) / float(figures["ms_per_update"])
