@@ -50,7 +50,7 @@ def tolerance(dtype: torch.dtype) -> float:
     return 1e-3 if dtype == torch.float32 else 0.05  # a GPU's convolutions in float32 take shorter factors
 
 
-@pytest.mark.parametrize("depth", [2, 12])
+@pytest.mark.parametrize("depth", [3, 12])
 def test_fused_encoder_equals_the_plain_one(depth: int, dtype: torch.dtype) -> None:
     """With few channels, all layers by phases, and with more, the last ones pixel by pixel."""
     torch.manual_seed(0)

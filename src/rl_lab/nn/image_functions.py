@@ -95,12 +95,20 @@ def pooled_norm_silu(
     return _NormSilu.apply(phases, bias, scale, eps, True, pairs)
 
 
+def split_phases(
+    phases: Float[Tensor, "rows height width phases"], channels: int
+) -> Float[Tensor, "rows height width 2 2 {channels}"]:
+    """A view without the channels that only fill up. Cutting none off would still copy the gradient."""
+    used = phases if phases.shape[-1] == 4 * channels else phases[..., : 4 * channels]
+    return used.unflatten(-1, (2, 2, -1))
+
+
 def placed_norm_silu(
     phases: Float[Tensor, "rows height width phases"], bias: Float[Tensor, " channels"],
     scale: Float[Tensor, " channels"], *, eps: float,
 ) -> Float[Tensor, "rows height2 width2 channels"]:  # fmt: skip
     """silu(norm(phases + bias)) of an image that lies by phases, in its own order."""
-    parts = phases[..., : 4 * bias.shape[0]].unflatten(-1, (2, 2, -1)).permute(0, 1, 3, 2, 4, 5)
+    parts = split_phases(phases, bias.shape[0]).permute(0, 1, 3, 2, 4, 5)
     return _NormSilu.apply(parts, bias, scale, eps, False, False)
 
 
@@ -180,7 +188,8 @@ def phase_conv(
 ) -> Float[Tensor, "rows height width phases"]:
     """A 5×5 convolution by phases, without bias: of an image by phases (`pool`), or of one to be doubled in size."""
     weight = _PhaseWeight.apply(weight, pool, x.dtype)
-    return channels_last_conv(x, weight, padding=1)
+    spare = weight.shape[1] - x.shape[-1]
+    return channels_last_conv(F.pad(x, (0, spare)) if spare else x, weight, padding=1)
 
 
 def channels_last_conv(x: Float[Tensor, "rows height width inputs"], weight: Tensor, *, padding: int) -> Tensor:

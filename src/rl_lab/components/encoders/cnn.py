@@ -66,16 +66,16 @@ class DreamerCNN(nn.Module):
         self, image: UInt8[Tensor, "rows height width channels"], dtype: torch.dtype
     ) -> Float[Tensor, "rows y x features"]:
         """One kernel before and after each convolution."""
-        from rl_lab.nn.image_functions import channels_last_conv, phase_conv, pooled_norm_silu, scaled_phases
+        from rl_lab.nn import image_functions as functions
 
-        x = scaled_phases(image, dtype)
+        x = functions.scaled_phases(image, dtype)
         layers: Any = zip(self.convs, self.norms, [*self.convs[1:], None], strict=True)
         for conv, norm, following in layers:
             if isinstance(conv, PooledConv):
-                phases = phase_conv(x, conv.weight, pool=True).unflatten(-1, (2, 2, -1))
+                phases = functions.split_phases(functions.phase_conv(x, conv.weight, pool=True), conv.out_channels)
             else:
-                pixels = channels_last_conv(x, conv.weight.to(dtype), padding=2)
+                pixels = functions.channels_last_conv(x, conv.weight.to(dtype), padding=2)
                 phases = pixels.unflatten(1, (-1, 2)).unflatten(3, (-1, 2)).permute(0, 1, 3, 2, 4, 5)
             pairs = isinstance(following, PooledConv)
-            x = pooled_norm_silu(phases, conv.bias, norm.weight, eps=norm.eps, pairs=pairs)
+            x = functions.pooled_norm_silu(phases, conv.bias, norm.weight, eps=norm.eps, pairs=pairs)
         return x
