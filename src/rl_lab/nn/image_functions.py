@@ -24,39 +24,32 @@ LANES = 8  # tensor cores want channels in multiples of it
 
 
 class _Layout:
-    """Tile sizes, and where the pixels of input and output lie: see the kernels."""
+    """Tile sizes, and where the pixels of the input lie: see the kernels."""
 
-    def __init__(self, phases: Tensor, *, pool: bool, pairs: bool) -> None:
-        self.pool = pool
+    def __init__(self, phases: Tensor, *, pool: bool) -> None:
         if pool:
             rows, self.height, self.width, _, _, self.channels = phases.shape
             row, y, x, second, third, _ = phases.stride()
-            self.input = (row, 2 * y, 2 * x, y, x, second, third)
+            self.strides = (row, 2 * y, 2 * x, y, x, second, third)
         else:
             rows, half_height, _, half_width, _, self.channels = phases.shape
             row, y, odd_y, x, odd_x, _ = phases.stride()
             self.height, self.width = 2 * half_height, 2 * half_width
-            self.input = (row, y, x, odd_y, odd_x, 0, 0)
-        size, width = self.channels, self.width
-        self.sites = rows * self.height * width
-        if pairs:
-            self.shape = (rows, self.height // 2, width // 2, 4 * size)
-            self.output = (self.height * width * size, 2 * width * size, 4 * size, 2 * size, size)
-        else:
-            self.shape = (rows, self.height, width, size)
-            self.output = (self.height * width * size, 2 * width * size, 2 * size, width * size, size)
-        padded = triton.next_power_of_2(size)
+            self.strides = (row, y, x, odd_y, odd_x, 0, 0)
+        self.shape = (rows, self.height, self.width, self.channels)
+        self.sites = rows * self.height * self.width
+        padded = triton.next_power_of_2(self.channels)
         self.tile = max(1, TILE // padded)
         self.constants = {"POOL": pool, "SITES": self.tile, "CHANNELS": padded}
 
     def sizes(self, eps: float) -> tuple[Any, ...]:
-        return self.sites, self.height, self.width, self.channels, eps, *self.input, *self.output
+        return self.sites, self.height, self.width, self.channels, eps, *self.strides
 
 
 class _NormSilu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, phases: Tensor, bias: Tensor, scale: Tensor, eps: float, pool: bool, pairs: bool) -> Tensor:
-        layout = _Layout(phases, pool=pool, pairs=pairs)
+    def forward(ctx: Any, phases: Tensor, bias: Tensor, scale: Tensor, eps: float, pool: bool) -> Tensor:
+        layout = _Layout(phases, pool=pool)
         out = phases.new_empty(layout.shape)
         kept = choice = phases  # not touched without pooling
         if pool:
@@ -83,16 +76,15 @@ class _NormSilu(torch.autograd.Function):
             grad.contiguous(), kept, choice, bias, scale, out, sums, *layout.sizes(ctx.eps), **layout.constants,
         )  # fmt: skip
         scale_grad, bias_grad = sums.sum(0)[:, : layout.channels]
-        return out, bias_grad, scale_grad, None, None, None
+        return out, bias_grad, scale_grad, None, None
 
 
 def pooled_norm_silu(
     phases: Float[Tensor, "rows height width 2 2 channels"], bias: Float[Tensor, " channels"],
-    scale: Float[Tensor, " channels"], *, eps: float, pairs: bool,
-) -> Tensor:  # fmt: skip
-    """silu(norm(max of 2×2 + bias)): [rows, height, width, channels], or by phases with `pairs`. `phases` may be a view
-    of any order, channels last."""
-    return _NormSilu.apply(phases, bias, scale, eps, True, pairs)
+    scale: Float[Tensor, " channels"], *, eps: float,
+) -> Float[Tensor, "rows height width channels"]:  # fmt: skip
+    """silu(norm(max of 2×2 + bias)). `phases` may be a view of any order, channels last."""
+    return _NormSilu.apply(phases, bias, scale, eps, True)
 
 
 def split_phases(
@@ -109,7 +101,7 @@ def placed_norm_silu(
 ) -> Float[Tensor, "rows height2 width2 channels"]:  # fmt: skip
     """silu(norm(phases + bias)) of an image that lies by phases, in its own order."""
     parts = split_phases(phases, bias.shape[0]).permute(0, 1, 3, 2, 4, 5)
-    return _NormSilu.apply(parts, bias, scale, eps, False, False)
+    return _NormSilu.apply(parts, bias, scale, eps, False)
 
 
 def scaled_phases(image: UInt8[Tensor, "rows height width channels"], dtype: torch.dtype) -> Tensor:
@@ -186,10 +178,8 @@ class _PhaseWeight(torch.autograd.Function):
 def phase_conv(
     x: Float[Tensor, "rows height width inputs"], weight: Float[Tensor, "outputs own_inputs 5 5"], *, pool: bool
 ) -> Float[Tensor, "rows height width phases"]:
-    """A 5×5 convolution by phases, without bias: of an image by phases (`pool`), or of one to be doubled in size."""
-    weight = _PhaseWeight.apply(weight, pool, x.dtype)
-    spare = weight.shape[1] - x.shape[-1]
-    return channels_last_conv(F.pad(x, (0, spare)) if spare else x, weight, padding=1)
+    """A 5×5 convolution by phases, without bias: of `scaled_phases` (`pool`), or of an image to be doubled in size."""
+    return channels_last_conv(x, _PhaseWeight.apply(weight, pool, x.dtype), padding=1)
 
 
 def channels_last_conv(x: Float[Tensor, "rows height width inputs"], weight: Tensor, *, padding: int) -> Tensor:

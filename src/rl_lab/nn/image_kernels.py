@@ -1,8 +1,8 @@
 """What happens to images between convolutions, as Triton kernels: each reads and writes a large map once.
 
-A norm works on sites: the pixels (row, y, x) of its output, all channels of one. Five strides say where their numbers
-lie, channels last: those of the row, of y // 2, of x // 2, of y % 2 and of x % 2. So pixels may lie in the order of the
-image, or 2×2 of them side by side ("phases").
+A norm works on sites: the pixels (row, y, x) of its output, all channels of one. Five strides say where the numbers of
+its input lie, channels last: those of the row, of y // 2, of x // 2, of y % 2 and of x % 2. So pixels may lie in the
+order of the image, or 2×2 of them side by side ("phases").
 
 `image_functions` has the derivatives' other half; the layers in plain form are `layers` and the image networks.
 """
@@ -41,14 +41,14 @@ def normed(value, scale, eps, channels):
 def norm_silu_kernel(
     phases, bias, scale, out, kept, choice, sites, height, width, channels, eps,
     row, y, x, odd_y, odd_x, second, third,
-    out_row, out_y, out_x, out_odd_y, out_odd_x,
     POOL: tl.constexpr, SITES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """silu(norm(phases + bias)); with POOL, of the largest of four numbers `second` and `third` apart. That one and
-    which it was are left in `kept` and `choice`, dense, for the backward pass."""
+    """silu(norm(phases + bias)), site by site; with POOL, of the largest of four numbers `second` and `third` apart.
+    That one and which it was are left in `kept` and `choice` for the backward pass."""
     site, channel = tl.program_id(0) * SITES + tl.arange(0, SITES), tl.arange(0, CHANNELS)
     inside = (site < sites)[:, None] & (channel < channels)[None, :]
     at = phases + site_offsets(site, height, width, row, y, x, odd_y, odd_x)[:, None] + channel[None, :]
+    dense = site.to(tl.int64)[:, None] * channels + channel[None, :]
     value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     if POOL:
         best = tl.zeros([SITES, CHANNELS], tl.int32)
@@ -57,25 +57,22 @@ def norm_silu_kernel(
             other = tl.load(at + offset, mask=inside, other=0.0).to(tl.float32)
             larger = (other > value) | (other != other)  # of equal ones the first; what is not a number passes
             best, value = tl.where(larger, phase, best), tl.where(larger, other, value)
-        dense = site.to(tl.int64)[:, None] * channels + channel[None, :]
         tl.store(kept + dense, value.to(kept.dtype.element_ty), mask=inside)
         tl.store(choice + dense, best.to(tl.uint8), mask=inside)
     known = channel < channels
     value += tl.load(bias + channel, mask=known, other=0.0)[None, :]
     _, z, _ = normed(value, tl.load(scale + channel, mask=known, other=0.0)[None, :], eps, channels)
-    to = out + site_offsets(site, height, width, out_row, out_y, out_x, out_odd_y, out_odd_x)[:, None]
-    tl.store(to + channel[None, :], (z * tl.sigmoid(z)).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + dense, (z * tl.sigmoid(z)).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["sites", "height", "width"])
 def norm_silu_gradient_kernel(
     grad, phases, choice, bias, scale, out, sums, sites, height, width, channels, eps,
     row, y, x, odd_y, odd_x, second, third,
-    out_row, out_y, out_x, out_odd_y, out_odd_x,
     POOL: tl.constexpr, SITES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of `phases` in `out`, which lies as they did; with POOL, `phases` are the numbers that were kept.
-    `grad` lies as the output did. Each program leaves its share of the gradients of scale and bias in `sums`."""
+    Each program leaves its share of the gradients of scale and bias in `sums`."""
     channel = tl.arange(0, CHANNELS)
     known = channel < channels
     weight = tl.load(scale + channel, mask=known, other=0.0)[None, :]
@@ -88,8 +85,7 @@ def norm_silu_gradient_kernel(
         place = site_offsets(site, height, width, row, y, x, odd_y, odd_x)[:, None] + channel[None, :]
         dense = site.to(tl.int64)[:, None] * channels + channel[None, :]
         value = tl.load(phases + (dense if POOL else place), mask=inside, other=0.0).to(tl.float32) + added
-        above = site_offsets(site, height, width, out_row, out_y, out_x, out_odd_y, out_odd_x)[:, None]
-        slope = tl.load(grad + above + channel[None, :], mask=inside, other=0.0).to(tl.float32)
+        slope = tl.load(grad + dense, mask=inside, other=0.0).to(tl.float32)
         unit, z, inverse = normed(value, weight, eps, channels)
         gate = tl.sigmoid(z)
         slope *= gate * (1.0 + z * (1.0 - gate))

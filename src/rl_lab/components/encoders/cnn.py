@@ -69,13 +69,12 @@ class DreamerCNN(nn.Module):
         from rl_lab.nn import image_functions as functions
 
         x = functions.scaled_phases(image, dtype)
-        layers: Any = zip(self.convs, self.norms, [*self.convs[1:], None], strict=True)
-        for conv, norm, following in layers:
+        layers: Any = zip(self.convs, self.norms, strict=True)
+        for conv, norm in layers:
             if isinstance(conv, PooledConv):
                 phases = functions.split_phases(functions.phase_conv(x, conv.weight, pool=True), conv.out_channels)
             else:
                 pixels = functions.channels_last_conv(x, conv.weight.to(dtype), padding=2)
                 phases = pixels.unflatten(1, (-1, 2)).unflatten(3, (-1, 2)).permute(0, 1, 3, 2, 4, 5)
-            pairs = isinstance(following, PooledConv)
-            x = functions.pooled_norm_silu(phases, conv.bias, norm.weight, eps=norm.eps, pairs=pairs)
+            x = functions.pooled_norm_silu(phases, conv.bias, norm.weight, eps=norm.eps)
         return x
