@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,13 @@ SPECS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions with whole factors."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+
+
 def observation(*lead: int) -> dict[str, Tensor]:
     camera = torch.randint(0, 256, (*lead, 32, 16, 3), dtype=torch.uint8, device=DEVICE)
     return {"camera": camera, "joints": torch.randn(*lead, 3, device=DEVICE)}
@@ -32,53 +41,51 @@ def shaken(module: nn.Module) -> nn.Module:
     return module.to(DEVICE)
 
 
-def assert_equal(got: Tensor, expected: Tensor, inputs: list[Tensor], *, tolerance: float) -> None:
-    """In value and in gradient, relative to the size of the whole."""
-    above = torch.randn_like(expected)
-    pairs = [(got, expected)]
-    pairs += zip(*(torch.autograd.grad(output, inputs, above) for output in (got, expected)), strict=True)
-    for left, right in pairs:
-        assert (left.double() - right.double()).norm() <= tolerance * right.double().norm()
+def distances(left: Sequence[Tensor], right: Sequence[Tensor]) -> list[float]:
+    return [float((x.double() - y.double()).norm() / y.double().norm()) for x, y in zip(left, right, strict=True)]
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16] if DEVICE == "cuda" else [torch.float32])
-def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    return request.param
+def with_gradients(output: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    above = torch.linspace(-1.0, 1.0, output.numel(), device=DEVICE).view(output.shape).to(output.dtype)
+    return [output.detach(), *torch.autograd.grad(output, inputs, above)]
 
 
-def tolerance(dtype: torch.dtype) -> float:
-    return 1e-3 if dtype == torch.float32 else 0.05  # a GPU's convolutions in float32 take shorter factors
+def assert_as_good(run: Callable[[], Tensor], image: nn.Module, inputs: list[Tensor]) -> None:
+    """Fused as plain in float32, in value and in gradient. In bfloat16 rounding decides which of nearly equal pixels is
+    the largest, so there the fused form must be as close to float32 as the plain one is."""
+    image.fused = False
+    exact = with_gradients(run(), inputs)
+    image.fused = True
+    assert max(distances(with_gradients(run(), inputs), exact)) < 1e-4
+    half = []
+    for fused in (False, True):
+        image.fused = fused
+        with torch.autocast(DEVICE, torch.bfloat16):
+            half.append(distances(with_gradients(run(), inputs), exact))
+    assert all(ours < 1.5 * plain + 0.02 for plain, ours in zip(*half, strict=True)), half
 
 
 @pytest.mark.parametrize("depth", [3, 8])
-def test_fused_encoder_equals_the_plain_one(depth: int, dtype: torch.dtype) -> None:
+def test_fused_encoder_equals_the_plain_one(depth: int) -> None:
     """Also with numbers of channels that must be filled up."""
-    torch.manual_seed(0)
     encoder = shaken(MultiKeyEncoder(observation=SPECS, units=8, layers=1, depth=depth))
     seen = observation(1, 2)
-    with torch.autocast(DEVICE, torch.bfloat16, enabled=dtype == torch.bfloat16):
-        expected = encoder(seen)
-        assert isinstance(encoder.image, nn.Module)
-        assert encoder.fuse() == (DEVICE == "cuda")
-        encoder.image.fused = True  # in the interpreter too
-        got = encoder(seen)
-    assert_equal(got, expected, list(encoder.parameters()), tolerance=tolerance(dtype))
+    assert encoder.fuse() == (DEVICE == "cuda")
+    assert_as_good(lambda: encoder(seen), encoder.image, list(encoder.image.parameters()))
 
 
-def test_fused_decoder_equals_the_plain_one(dtype: torch.dtype) -> None:
-    """The loss of each key, and its gradients."""
-    torch.manual_seed(0)
+def test_fused_decoder_equals_the_plain_one() -> None:
+    """The loss of the image and its gradients; the other keys as ever."""
     decoder = shaken(MultiKeyDecoder(observation=SPECS, deter=32, stoch_size=12, units=8, layers=1, depth=2, blocks=8))
     seen, embed = observation(2, 3), torch.zeros(2, 3, 1)
     deter, stoch = (torch.randn(2, 3, size, device=DEVICE, requires_grad=True) for size in (32, 12))
-    with torch.autocast(DEVICE, torch.bfloat16, enabled=dtype == torch.bfloat16):
-        plain = decoder.losses(LatentState(deter, stoch), embed, seen)
-        assert decoder.fuse() == (DEVICE == "cuda")
-        decoder.image.fused = True
-        fused = decoder.losses(LatentState(deter, stoch), embed, seen)
-    assert list(plain) == list(fused)
+    state = LatentState(deter, stoch)
+    plain = decoder.losses(state, embed, seen)
+    assert decoder.fuse() == (DEVICE == "cuda")
     inputs = [deter, stoch, *decoder.image.parameters()]
-    assert_equal(fused["camera"], plain["camera"], inputs, tolerance=tolerance(dtype))
+    assert_as_good(lambda: decoder.losses(state, embed, seen)["camera"], decoder.image, inputs)
+    fused = decoder.losses(state, embed, seen)
+    assert list(fused) == list(plain)
     torch.testing.assert_close(fused["joints"], plain["joints"])
 
 

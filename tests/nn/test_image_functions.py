@@ -21,9 +21,11 @@ SIZES = {"even": (2, 4, 4, 16), "uneven": (3, 6, 2, 13), "one pixel": (5, 2, 2, 
 
 
 @pytest.fixture(autouse=True)
-def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that each has several tiles."""
+def _strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few programs, so that each has several tiles; convolutions with whole factors."""
     monkeypatch.setattr(functions, "PROGRAMS", 2)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
 
 
 def normal(*shape: int) -> Tensor:
