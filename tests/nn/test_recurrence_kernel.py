@@ -31,5 +31,7 @@ def test_returns_on_a_gpu_equal_those_on_the_cpu(dim: int) -> None:
     expected = lambda_returns(reward, live, value, mix, dim=dim)
     inputs = [part.cuda() for part in (reward, live, value, mix)]
     torch.testing.assert_close(lambda_returns(*inputs, dim=dim).cpu(), expected)
+    single = [part[0] for part in inputs]
+    torch.testing.assert_close(lambda_returns(*single, dim=0).cpu(), lambda_returns(*(p.cpu() for p in single), dim=0))
     inputs[2].requires_grad_()
     assert lambda_returns(*inputs, dim=dim).requires_grad

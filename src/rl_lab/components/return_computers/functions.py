@@ -47,9 +47,9 @@ def recursive_returns(
     if not (torch.compiler.is_compiling() or base.requires_grad) and has_triton(base):
         from rl_lab.nn.recurrence_kernel import recurrence
 
-        rows = base.movedim(dim, 0)
-        flat = recurrence(rows.flatten(1), slope.expand_as(base).movedim(dim, 0).flatten(1), current.flatten())
-        return flat.view(rows.shape).movedim(0, dim)
+        first, steps = base.movedim(dim, 0), base.shape[dim]
+        slopes = slope.movedim(dim, 0).reshape(steps, -1)
+        return recurrence(first.reshape(steps, -1), slopes, current.reshape(-1)).view(first.shape).movedim(0, dim)
     bases, slopes = base.unbind(dim), slope.unbind(dim)
     for base_t, slope_t in zip(reversed(bases), reversed(slopes), strict=True):
         current = torch.addcmul(base_t, slope_t, current)
