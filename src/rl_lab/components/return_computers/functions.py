@@ -44,7 +44,8 @@ def recursive_returns(
             current = base_t + slope_t * current
             returns.append(current)
         return np.stack(returns[::-1], dim)
-    if not (torch.compiler.is_compiling() or base.requires_grad) and has_triton(base):
+    learning = base.requires_grad or last.requires_grad
+    if not (torch.compiler.is_compiling() or learning) and has_triton(base):
         from rl_lab.nn.recurrence_kernel import recurrence
 
         first, steps = base.movedim(dim, 0), base.shape[dim]
