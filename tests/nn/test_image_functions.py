@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rl_lab.components.encoders.images import scale_image
-from rl_lab.nn.layers import PooledConv, RMSNorm, UpsampleConv
+from rl_lab.nn.layers import MLP, PooledConv, RMSNorm, UpsampleConv
 
 pytest.importorskip("triton")
 from rl_lab.nn import image_functions as functions  # after the check
@@ -114,3 +114,16 @@ def test_convolutions_by_phases(inputs: int) -> None:
     got = functions.phase_conv(F.pad(by_phases, (0, -4 * inputs % 8)), pooled.weight, pool=True)
     largest = got.unflatten(-1, (4, -1)).amax(-2)
     assert_equal(largest, pooled(x), [x, pooled.weight], tolerance=1e-4)
+
+
+@pytest.mark.parametrize("lead", [(2, 6), (3,)])
+def test_dense_layers(lead: tuple[int, ...]) -> None:
+    """An MLP on the same kernel; rows that are no multiple of four take the plain layers."""
+    mlp, x = MLP(7, 20, 2).to(DEVICE), normal(*lead, 7)
+    with torch.no_grad():
+        for parameter in mlp.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    expected = mlp(x)
+    assert mlp.fuse() == (DEVICE == "cuda")
+    mlp.fused = True  # in the interpreter too
+    assert_equal(mlp(x), expected, [x, *mlp.parameters()], tolerance=1e-4)

@@ -19,7 +19,8 @@ from rl_lab.nn import image_kernels as kernels
 from rl_lab.nn.fusion import launch
 
 TILE = 1024  # numbers that a program has at once
-PROGRAMS = 4096  # of a kernel that adds up over all pixels: several rounds for every multiprocessor
+TILES = 4  # of a program that adds up over all pixels, at least
+PROGRAMS = 4096  # of such programs at most: several rounds for every multiprocessor
 LANES = 8  # tensor cores want channels in multiples of it
 
 
@@ -69,7 +70,7 @@ class _NormSilu(torch.autograd.Function):
         kept, choice, bias, scale = ctx.saved_tensors
         layout: _Layout = ctx.layout
         out = torch.empty_strided(*ctx.size_stride, dtype=kept.dtype, device=kept.device)
-        programs = min(PROGRAMS, triton.cdiv(layout.sites, layout.tile))
+        programs = min(PROGRAMS, triton.cdiv(layout.sites, TILES * layout.tile))
         sums = scale.new_empty(programs, 2, layout.constants["CHANNELS"])
         launch(
             kernels.norm_silu_gradient_kernel, (programs,),
@@ -102,6 +103,17 @@ def placed_norm_silu(
     """silu(norm(phases + bias)) of an image that lies by phases, in its own order."""
     parts = split_phases(phases, bias.shape[0]).permute(0, 1, 3, 2, 4, 5)
     return _NormSilu.apply(parts, bias, scale, eps, False)
+
+
+def rows_norm_silu(
+    x: Float[Tensor, "rows channels"],
+    bias: Float[Tensor, " channels"],
+    scale: Float[Tensor, " channels"],
+    *,
+    eps: float,
+) -> Float[Tensor, "rows channels"]:
+    """silu(norm(x + bias)) of rows, as many as are a multiple of four: each four are an image of 2×2."""
+    return _NormSilu.apply(x.contiguous().view(-1, 1, 2, 1, 2, x.shape[1]), bias, scale, eps, False).view(x.shape)
 
 
 def scaled_phases(image: UInt8[Tensor, "rows height width channels"], dtype: torch.dtype) -> Tensor:

@@ -19,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError
+from rl_lab.nn.fusion import has_triton
 from rl_lab.nn.host_products import affine
 from rl_lab.nn.math import at_least_float32, in_full_on_host
 from rl_lab.nn.normed_layers import LayerRecord, LayerTensors, normed_layers
@@ -260,8 +261,16 @@ class MLP(nn.Sequential):
         self._tensors: list[LayerTensors] = []  # where the layers are of the kind whose derivative is written out
         if (style.norm, style.activation, style.hidden_bias) == ("rms", "silu", True):
             self._tensors = [LayerTensors(part.linear.weight, part.linear.bias, part.norm.weight) for part in parts]
+        self.fused = False
+
+    def fuse(self) -> bool:
+        """Where nothing is compiled around it, run on a kernel of our own from now on: see `rl_lab.nn.fusion`."""
+        self.fused = bool(self._tensors) and has_triton(self._tensors[0].weight)
+        return self.fused
 
     def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
+        if self.fused and not torch.compiler.is_compiling() and math.prod(x.shape[:-1]) % 4 == 0:
+            return self._forward_fused(x)
         return normed_layers(x, self._tensors, self._eps) if self._written_out(x) else super().forward(x)
 
     def record(self, parts: int, rows: int, like: Tensor) -> LayerRecord | None:
@@ -270,6 +279,15 @@ class MLP(nn.Sequential):
 
     def _written_out(self, x: Tensor) -> bool:
         return bool(self._tensors) and x.dtype == torch.float32 and in_full_on_host(x)
+
+    def _forward_fused(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
+        """Two kernels a layer: the product, and the rest."""
+        from rl_lab.nn.image_functions import rows_norm_silu
+
+        rows = x.reshape(-1, x.shape[-1])
+        for layer in self._tensors:
+            rows = rows_norm_silu(F.linear(rows, layer.weight), layer.bias, layer.scale, eps=self._eps)
+        return rows.view(*x.shape[:-1], self.output_size)
 
 
 class Head(nn.Module):

@@ -114,7 +114,10 @@ class ActorCritic:
             self._copies = WorkingCopies(dtype)
             self._dream_rssm, self._dream_actor = self._copies.add(self.rssm), self._copies.add(self.actor)
             self._dream_rssm.compile_imagination()
-        for name in ("_evaluate_critic", "_judge", "_actor_critic_losses"):
+        pieces = ["_judge", "_actor_critic_losses"]
+        if not self.critic.fuse():
+            pieces.append("_evaluate_critic")
+        for name in pieces:
             setattr(self, name, compile_block(getattr(self, name)))
 
     def learn(self, start: LatentState, is_terminal: Bool[Tensor, " starts"]) -> Learned:

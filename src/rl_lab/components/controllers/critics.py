@@ -61,6 +61,10 @@ class Critic(nn.Module, ABC):
         self.head = head
         self.slow = None if slow_rate is None else SlowTarget(head, rate=slow_rate, every=slow_every)
 
+    def fuse(self) -> bool:
+        """Run `forward` on kernels of our own from now on, where there are some. The slow copy stays as it is."""
+        return self.head.trunk.fuse()
+
     def forward(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead out"]:
         return self.head(features)
 
