@@ -76,6 +76,10 @@ class KernelLoops(NamedTuple):
         return self
 
     def suit(self, inputs: ScanInputs, weights: ScanWeights) -> bool:
+        return self.fit(weights)
+
+    @staticmethod
+    def fit(weights: ScanWeights) -> bool:
         """Whether there are kernels for these: bfloat16, and sizes that the warps can share."""
         block, (stoch, hidden) = weights.block.shape[1], weights.stoch.shape
         least = WARPS * SMALLEST_PART

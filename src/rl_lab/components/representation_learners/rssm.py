@@ -72,10 +72,10 @@ class BlockRSSM(CategoricalModel):
 
     @torch.no_grad()
     def rehearse(self, batch: int, dtype: torch.dtype) -> None:
-        weights, _ = self._scan_weights(dtype)
-        if self._kernel_functions is not None and self._kernel_functions.loops.suit(weights):
-            from rl_lab.components.representation_learners.kernel_loops import KernelLoops
+        from rl_lab.components.representation_learners.kernel_loops import KernelLoops
 
+        weights, _ = self._scan_weights(dtype)
+        if KernelLoops.fit(weights):
             KernelLoops().rehearse(weights, self.scan_shape, batch)
 
     # One step at a time -----------------------------------------------------------------------------------------------
