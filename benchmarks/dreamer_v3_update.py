@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dreamer_v3_stages import first_calls, kernel_seconds, print_stages, print_warmup
+from contextlib import ExitStack
 
 import numpy as np
 import torch
+from dreamer_v3_stages import first_calls, kernel_seconds, print_stages, print_warmup
 from measuring import device_name, synchronize, write_record
-from contextlib import ExitStack
-from pathlib import Path
 
 from rl_lab.components.representation_learners.base import DETER, STOCH
 from rl_lab.experiment.config import compose, resolve
@@ -77,13 +76,6 @@ def make_batch(workflow: DreamerV3) -> SequenceBatch:
             STOCH: torch.randint(0, rssm.classes, (*lead, rssm.groups), dtype=torch.uint8, device=device),
         },
     )  # fmt: skip
-
-
-def measure(workflow: DreamerV3, batch: SequenceBatch, *, repeats: int) -> dict[str, float]:
-    """Warm-up seconds until the first full-speed update, then the median of single updates."""
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def warm_up(workflow: DreamerV3, batch: SequenceBatch) -> float:
