@@ -15,6 +15,7 @@ from rl_lab.specs import ObservationSpec
 
 pytest.importorskip("triton")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DRAWS = 6
 SPECS = {
     "camera": ObservationSpec("image", (32, 16, 3), "uint8"),
     "joints": ObservationSpec("vector", (3,), "float32"),
@@ -50,9 +51,8 @@ def with_gradients(output: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     return [output.detach(), *torch.autograd.grad(output, inputs, above)]
 
 
-def assert_as_good(run: Callable[[], Tensor], image: nn.Module, inputs: list[Tensor]) -> None:
-    """Fused as plain in float32, in value and in gradient. In bfloat16 rounding decides which of nearly equal pixels is
-    the largest, so there the fused form must be as close to float32 as the plain one is."""
+def errors(run: Callable[[], Tensor], image: nn.Module, inputs: list[Tensor]) -> list[list[float]]:
+    """How far the plain and the fused form in bfloat16 are from float32, in value and in gradient, where both agree."""
     image.fused = False
     exact = with_gradients(run(), inputs)
     image.fused = True
@@ -62,16 +62,28 @@ def assert_as_good(run: Callable[[], Tensor], image: nn.Module, inputs: list[Ten
         image.fused = fused
         with torch.autocast(DEVICE, torch.bfloat16):
             half.append(distances(with_gradients(run(), inputs), exact))
-    assert all(ours < 1.5 * plain + 0.02 for plain, ours in zip(*half, strict=True)), half
+    return half
+
+
+def assert_as_good(draw: Callable[[], list[list[float]]]) -> None:
+    """In bfloat16 rounding decides which of nearly equal pixels is the largest: a matter of luck for each gradient, so
+    it is over several draws that the fused form must be as close to float32 as the plain one is."""
+    plain, fused = torch.tensor([draw() for _ in range(DRAWS)]).mean(0)
+    assert fused[0] < plain[0] + 0.005, (plain, fused)  # the value
+    assert fused[1:].mean() < 1.5 * plain[1:].mean() + 0.005, (plain, fused)
 
 
 @pytest.mark.parametrize("depth", [3, 8])
 def test_fused_encoder_equals_the_plain_one(depth: int) -> None:
     """Also with numbers of channels that must be filled up."""
-    encoder = shaken(MultiKeyEncoder(observation=SPECS, units=8, layers=1, depth=depth))
-    seen = observation(1, 2)
-    assert encoder.fuse() == (DEVICE == "cuda")
-    assert_as_good(lambda: encoder(seen), encoder.image, list(encoder.image.parameters()))
+
+    def draw() -> list[list[float]]:
+        encoder = shaken(MultiKeyEncoder(observation=SPECS, units=8, layers=1, depth=depth))
+        seen = observation(1, 2)
+        assert encoder.fuse() == (DEVICE == "cuda")
+        return errors(lambda: encoder(seen), encoder.image, list(encoder.image.parameters()))
+
+    assert_as_good(draw)
 
 
 def test_fused_decoder_equals_the_plain_one() -> None:
@@ -80,11 +92,17 @@ def test_fused_decoder_equals_the_plain_one() -> None:
     seen, embed = observation(2, 3), torch.zeros(2, 3, 1)
     deter, stoch = (torch.randn(2, 3, size, device=DEVICE, requires_grad=True) for size in (32, 12))
     state = LatentState(deter, stoch)
-    plain = decoder.losses(state, embed, seen)
     assert decoder.fuse() == (DEVICE == "cuda")
     inputs = [deter, stoch, *decoder.image.parameters()]
-    assert_as_good(lambda: decoder.losses(state, embed, seen)["camera"], decoder.image, inputs)
+
+    def draw() -> list[list[float]]:
+        shaken(decoder)
+        return errors(lambda: decoder.losses(state, embed, seen)["camera"], decoder.image, inputs)
+
+    assert_as_good(draw)
     fused = decoder.losses(state, embed, seen)
+    decoder.image.fused = False
+    plain = decoder.losses(state, embed, seen)
     assert list(fused) == list(plain)
     torch.testing.assert_close(fused["joints"], plain["joints"])
 

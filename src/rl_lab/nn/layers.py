@@ -265,7 +265,7 @@ class MLP(nn.Sequential):
 
     def fuse(self) -> bool:
         """Where nothing is compiled around it, run on a kernel of our own from now on: see `rl_lab.nn.fusion`."""
-        self.fused = bool(self._tensors) and has_triton(self._tensors[0].weight)
+        self.fused = len(self._tensors) > 0 and has_triton(self._tensors[0].weight)
         return self.fused
 
     def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
@@ -278,7 +278,7 @@ class MLP(nn.Sequential):
         return LayerRecord(self._tensors, self._eps, parts=parts, rows=rows) if self._written_out(like) else None
 
     def _written_out(self, x: Tensor) -> bool:
-        return bool(self._tensors) and x.dtype == torch.float32 and in_full_on_host(x)
+        return len(self._tensors) > 0 and x.dtype == torch.float32 and in_full_on_host(x)
 
     def _forward_fused(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
         """Two kernels a layer: the product, and the rest."""
