@@ -15,7 +15,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch  # after the number of threads
 from tests.overrides import QUIET, RANDOM, TINY_DREAMER
 
-if not torch.cuda.is_available():  # on a GPU the tests compile, and the compiler cannot see through the checks
+COMPILING = torch.cuda.is_available() or "RL_LAB_TESTS_COMPILE" in os.environ
+if not COMPILING:  # the compiler cannot see through the checks
     if find_spec("triton") is not None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
         import rl_lab.nn.image_kernels
@@ -31,7 +32,7 @@ def _one_thread() -> None:
 @pytest.fixture(autouse=True)
 def _compiled_anew() -> None:
     """Every model a test compiles counts as a recompilation of the same code, and only a few are allowed."""
-    if torch.cuda.is_available():
+    if COMPILING:
         torch._dynamo.reset()
 
 

@@ -1,0 +1,79 @@
+"""Without a GPU: what is compiled there can be traced in one piece, and computes the same.
+
+The compiler's first half runs here; kernels and CUDA graphs need a GPU, and have tests of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.workflows import dreamer_parts, planet_parts, tdmpc_parts
+from tests.workflows.dreamer_family import make_v1, make_v2
+from tests.workflows.dreamer_parts import CONTINUOUS, make_dreamer
+from tests.workflows.planet_parts import make_planet
+
+from rl_lab.components.representation_learners import host_loops, rssm
+from rl_lab.nn import layers, two_hot
+from rl_lab.nn.capture import CapturedStep
+from rl_lab.specs import ObservationSpec
+from rl_lab.workflows.context import PhaseView
+from rl_lab.workflows.tdmpc2 import TDMPC2
+
+PHASE = PhaseView("train", "online")
+IMAGE = {"image": ObservationSpec("image", (16, 16, 3), "uint8")}
+without_latents = partial(dreamer_parts.make_batch, latents=False)
+FAMILIES = {
+    "v3_vector": (partial(make_dreamer, bin_limit=3.0), dreamer_parts.make_batch),
+    "v3_image": (partial(make_dreamer, IMAGE, action=CONTINUOUS, bin_limit=3.0), dreamer_parts.make_batch),
+    "v1": (make_v1, without_latents),
+    "v2": (make_v2, without_latents),
+    "planet": (make_planet, planet_parts.make_batch),
+    "tdmpc2": (partial(tdmpc_parts.make_workflow, TDMPC2, latent=32), tdmpc_parts.make_batch),
+}
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU's paths instead of the host's own, without kernels and graphs."""
+    for module in (host_loops, rssm, layers, two_hot):
+        monkeypatch.setattr(module, "in_full_on_host", lambda x: False)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(CapturedStep, "__call__", lambda self, inputs: self._function(dict(inputs)))
+
+
+@pytest.mark.skipif("RL_LAB_TESTS_COMPILE" in os.environ, reason="runs the others in a process of their own")
+def test_pieces_compile() -> None:
+    """In a process without the run-time checks of shapes, which the compiler cannot see through."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", __file__]
+    run = subprocess.run(command, env=os.environ | {"RL_LAB_TESTS_COMPILE": "1"}, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-3000:]
+
+
+@pytest.mark.skipif("RL_LAB_TESTS_COMPILE" not in os.environ, reason="see test_pieces_compile")
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_compiled_updates_and_decisions_equal_plain_ones(family: str) -> None:
+    make, make_batch = FAMILIES[family]
+    results: list[tuple[torch.Tensor, list[np.ndarray]]] = []
+    for compile_ in (False, True):
+        torch.manual_seed(0)
+        workflow: Any = make(compile_=compile_)
+        batch = make_batch(workflow)
+        torch.manual_seed(1)
+        metrics = getattr(workflow, workflow.update_hooks[0])(batch, phase=PHASE).values_vector.clone()
+        seen = {key: value[:2, 0].numpy() for key, value in batch.observation.items()}
+        state, actions = workflow.initial_state(2), []
+        for mode in ("train", "eval"):
+            action, state = workflow.act(seen, state, mode=mode)
+            actions.append(action)
+        results.append((metrics, actions))
+    (plain, plain_actions), (compiled, compiled_actions) = results
+    torch.testing.assert_close(compiled, plain, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(compiled_actions, plain_actions, rtol=1e-3, atol=1e-3)
