@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_lab.components.behaviours import BehaviourRules
 from rl_lab.components.behaviours.actor_critic import frozen
+from rl_lab.components.behaviours.recorded_dream import RecordedDream
 from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.errors import ConfigError
 
@@ -124,6 +125,12 @@ def reference_v3(workflow, dream: Dreamed, terminal: Tensor, gradient: str, root
     return torch.stack(policy).mean(), torch.stack(value).mean()
 
 
+def record(workflow) -> None:
+    """The dream as a compiled update has it."""
+    behaviour = workflow.behaviour
+    behaviour._recorded_dream = RecordedDream(workflow.rssm, workflow.actor, torch.float32)
+
+
 def stir(workflow) -> None:
     """Zero-initialised outputs would hide mistakes; the slow critic must differ from the fast one."""
     torch.manual_seed(3)
@@ -157,6 +164,7 @@ def compare(workflow, reference) -> None:
         torch.testing.assert_close(torch.autograd.grad(loss, parameters, retain_graph=True), wanted)
     for part in workflow.context.components.values():
         part.zero_grad()
+    losses = workflow.behaviour.learn(start, terminal).losses
     (losses["policy"] + losses["value"]).backward()
     for name, part in workflow.context.components.items():
         assert all(value.grad is None or not value.grad.any() for value in part.parameters()), name
@@ -164,9 +172,12 @@ def compare(workflow, reference) -> None:
 
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 @pytest.mark.parametrize("with_continue", [True, False])
-def test_dreamer_v1(action, with_continue):
+@pytest.mark.parametrize("recorded", [False, True])
+def test_dreamer_v1(action, with_continue, recorded):
     """Dynamics backpropagation, no baseline, no target network; with and without a predicted discount."""
     workflow = make_v1(action, with_continue=with_continue)
+    if recorded:
+        record(workflow)
     compare(workflow, lambda dream, terminal: reference_v1(workflow, dream, terminal))
 
 
@@ -174,13 +185,16 @@ def test_dreamer_v1(action, with_continue):
     ("action", "gradient"),
     [(DISCRETE, "reinforce"), (CONTINUOUS, "dynamics"), (DISCRETE, "mixed"), (CONTINUOUS, "mixed")],
 )
-def test_dreamer_v2(action, gradient):
+@pytest.mark.parametrize("recorded", [False, True])
+def test_dreamer_v2(action, gradient, recorded):
     """Each estimator; `auto` is REINFORCE for discrete and dynamics for continuous actions."""
     workflow = make_v2(action, actor_gradient="mixed" if gradient == "mixed" else "auto")
     assert workflow.behaviour.rules.gradient == gradient
     with torch.no_grad():
         for value in workflow.critic.slow.parameters():
             value.add_(0.2 * torch.randn_like(value))
+    if recorded and gradient != "reinforce":
+        record(workflow)
     compare(workflow, lambda dream, terminal: reference_v2(workflow, dream, terminal, gradient))
 
 

@@ -157,17 +157,56 @@ def test_filtering_equals_the_equations(form: str, model: StateSpaceModel) -> No
     torch.testing.assert_close(model.prior(deter).reshape(outputs.shape), prior)
 
 
-def test_the_fast_loop_has_the_gradients_of_the_plain_one(model: StateSpaceModel) -> None:
-    """What is computed before the loop changes no gradient."""
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_fast_loop_has_the_gradients_of_the_plain_one(model: StateSpaceModel, recorded: bool) -> None:
+    """What is computed before the loop changes no gradient, nor what is computed again after it."""
     data = sequence(model)
+    data["embed"].requires_grad_()
     results = []
     for observe in (StateSpaceModel.observe, type(model).observe):
+        if recorded:
+            model.record_steps(torch.float64)
         states, params = observe(model, **data)
         loss = states.deter.square().sum() + (states.stoch * torch.arange(model.stoch_size)).sum() + params.sin().sum()
-        results.append(torch.autograd.grad(loss, list(model.parameters()), allow_unused=True))
+        results.append([loss, *torch.autograd.grad(loss, [data["embed"], *model.parameters()], allow_unused=True)])
     for plain, fast in zip(*results, strict=True):
         if plain is not None:
             torch.testing.assert_close(fast, plain)
+
+
+def test_recorded_steps_have_no_weight_gradients(model: StateSpaceModel) -> None:
+    """The loop's own copy of the weights needs none, follows the model, and is no part of it."""
+    names, data = list(model.state_dict()), sequence(model)
+    before, _ = model.observe(**data)
+    model.record_steps(torch.float64)
+    assert list(model.state_dict()) == names
+    assert not any(value.requires_grad for value in model._filtering.model.parameters())
+    torch.testing.assert_close(model.observe(**data)[0].deter, before.deter)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1
+    recorded, model._filtering = model.observe(**data)[0], None
+    torch.testing.assert_close(recorded.deter, model.observe(**data)[0].deter)
+
+
+def test_recorded_steps_in_half_precision(form: str) -> None:
+    """With weights that are rounded once: what autocast gives, which rounds them in every step."""
+    torch.manual_seed(0)
+    model = FORMS[form]()
+    data = sequence(model)
+    data |= {name: data[name].float() for name in ("embed", "prev_action", "noise")}
+    data["initial"] = data["initial"].map(Tensor.float)
+    results = []
+    for recorded in (False, True):
+        if recorded:
+            model.record_steps(torch.bfloat16)
+        with torch.autocast("cpu", torch.bfloat16):
+            states, params = model.observe(**data)
+        assert states.deter.dtype == torch.bfloat16
+        loss = states.deter.float().square().sum() + params.sin().sum()
+        gradients = torch.autograd.grad(loss, [model.input_layer.linear.weight, model.posterior_head.outputs[0].weight])
+        results.append((states.deter.float(), *gradients))
+    torch.testing.assert_close(results[1], results[0], rtol=0.05, atol=0.05)
 
 
 def test_acting_step_by_step_equals_filtering(model: StateSpaceModel) -> None:

@@ -225,7 +225,7 @@ def test_misspelt_loss_scale_is_refused():
 def test_dreams_copy_the_model_before_it_is_compiled(monkeypatch):
     """What a compiled model holds (functions, locks) need not be copyable."""
 
-    def compile_steps(model: BlockRSSM) -> None:
+    def compile_steps(model: BlockRSSM, dtype: torch.dtype) -> None:
         model.compiled_with = threading.Lock()
 
     monkeypatch.setattr(BlockRSSM, "compile_steps", compile_steps)

@@ -134,7 +134,7 @@ class Dreamer(LatentWorkflow):
         """Compiled pieces inside one captured CUDA graph. The plain methods stay the reference."""
         dtype = self.context.autocast_dtype or torch.float32
         self.behaviour.compile_pieces(dtype)  # first: it may copy the model
-        self.rssm.compile_steps()
+        self.rssm.compile_steps(dtype)
         pieces, kernels = list(self.pieces), [partial(self.rssm.rehearse, self.batch_size, dtype)]
         if (encoder := fused(self.encoder)) is not None:
             pieces.remove("_encode")

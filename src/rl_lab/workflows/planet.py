@@ -94,7 +94,7 @@ class PlaNet(LatentWorkflow):
 
     def _compile(self) -> None:
         """Compiled pieces inside captured CUDA graphs. The plain methods stay the reference."""
-        self.rssm.compile_steps()
+        self.rssm.compile_steps(self.context.autocast_dtype or torch.float32)
         self.model.compile_steps()
         self._encode = compile_block(self._encode)  # type: ignore[method-assign]
         self._prediction_losses = compile_block(self._prediction_losses)  # type: ignore[method-assign]

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from rl_lab.components.behaviours.recorded_dream import RecordedDream
 from rl_lab.components.controllers.actors import Actor
 from rl_lab.components.controllers.critics import Critic
 from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
@@ -101,6 +102,7 @@ class ActorCritic:
         self.return_scale = return_scale
         self._copies: WorkingCopies | None = None
         self._dream_rssm, self._dream_actor = rssm, actor
+        self._recorded_dream: RecordedDream | None = None
         self.needs_slow = rules.target_critic == "slow" or rules.slow_value_scale > 0
         if self.needs_slow and critic.slow is None:
             raise ConfigError(
@@ -114,6 +116,9 @@ class ActorCritic:
             self._copies = WorkingCopies(dtype)
             self._dream_rssm, self._dream_actor = self._copies.add(self.rssm), self._copies.add(self.actor)
             self._dream_rssm.compile_imagination()
+        if self.rules.gradient != "reinforce" and self.rssm.initial(1).memory is None:
+            self._recorded_dream = RecordedDream(self.rssm, self.actor, dtype)
+            self._recorded_dream.compile()
         pieces = ["_judge", "_actor_critic_losses"]
         if not self.critic.fuse():
             pieces.append("_evaluate_critic")
@@ -159,6 +164,9 @@ class ActorCritic:
         to them, where that is recorded."""
         lead, device = (self.rules.horizon, start.deter.shape[0]), start.deter.device
         noise, action_noise = self.rssm.draw_noise(lead, device), self.actor.draw_noise(lead, device)
+        if self._recorded_dream is not None:
+            dream = self._recorded_dream(start, noise, action_noise)
+            return dream.features, dream.actions, None
         if self._copies is not None:
             self._copies.refresh()
         record = None

@@ -133,8 +133,8 @@ class StateSpaceModel(nn.Module, ABC):
         """Noise for `lead` samples of z, from the device's global generator."""
         return draw_noise(self.noise, (*lead, *self.noise_shape), device)
 
-    def compile_steps(self) -> None:
-        """Compile one step of each loop."""
+    def compile_steps(self, dtype: torch.dtype = torch.float32) -> None:
+        """Compile one step of each loop; products are computed in `dtype`."""
         self._observe_step = compile_block(self.observe_step)
         self.compile_imagination()
 

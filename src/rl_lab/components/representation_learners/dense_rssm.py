@@ -6,8 +6,8 @@ is said by the constructor: the latent, the cell, the style of the layers. docs/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +25,20 @@ from rl_lab.components.representation_learners.base import (
 from rl_lab.components.representation_learners.recurrent_cells import CELLS
 from rl_lab.nn.capture import compile_block
 from rl_lab.nn.layers import Head, NormedLinear
+from rl_lab.nn.precision import WorkingCopies
+from rl_lab.nn.recorded_loop import RecordedLoop, Step, Tensors
 from rl_lab.nn.styles import StyleLike, layer_style
 
 Cell = Literal["reset_before", "reset_after", "layer_norm"]
+
+
+class Filtering(NamedTuple):
+    """A step of `observe` for a `RecordedLoop`."""
+
+    copies: WorkingCopies
+    model: DenseModel  # the copy whose weights the loop takes
+    step: Step
+    replay: Step
 
 
 class DenseModel(StateSpaceModel):
@@ -43,11 +54,20 @@ class DenseModel(StateSpaceModel):
         self.cell = CELLS[cell](hidden, deter, look)
         self.prior_head = Head(deter, outputs, units=hidden, layers=1, style=look)
         self.posterior_head = Head(deter + embed_size, outputs, units=hidden, layers=1, style=look)
-        self._filter_step: Callable[..., tuple[LatentState, Tensor]] = self._plain_filter_step
+        self._filtering: Filtering | None = None  # without one, autograd follows the loop
 
-    def compile_steps(self) -> None:
-        super().compile_steps()
-        self._filter_step = compile_block(self._plain_filter_step)
+    def compile_steps(self, dtype: torch.dtype = torch.float32) -> None:
+        self.record_steps(dtype)
+        super().compile_steps(dtype)
+        assert self._filtering is not None
+        step, replay = compile_block(self._filtering.step), compile_block(self._filtering.replay)
+        self._filtering = self._filtering._replace(step=step, replay=replay)
+
+    def record_steps(self, dtype: torch.dtype) -> None:
+        """From now on, take the gradients of `observe` by weights for all steps at once. It computes in `dtype`."""
+        copies = WorkingCopies(dtype)
+        model = copies.add(self)
+        self._filtering = Filtering(copies, model, model._recorded_step, self._all_recorded_steps)
 
     def _params(self, outputs: Float[Tensor, "*lead outputs"]) -> Tensor:
         """Raw outputs in the shape of the latent's parameters."""
@@ -92,16 +112,40 @@ class DenseModel(StateSpaceModel):
         action = self._bounded(prev_action.to(embed.dtype) * keep)
         action_part = F.linear(action, inputs.weight[:, self.stoch_size :], inputs.bias)
         embed_part = F.linear(embed, posterior.weight[:, self.deter :], posterior.bias)
-        # Cut once: each cut inside the loop would have a gradient of the whole weight's size.
-        weights = inputs.weight[:, : self.stoch_size], posterior.weight[:, : self.deter]
-        state, states, params = initial.map(lambda part: part.to(embed_part.dtype)), [], []
-        for t in range(embed.shape[1]):
-            state, step_params = self._filter_step(
-                state, keep[:, t], action_part[:, t], embed_part[:, t], noise[t], *weights
-            )
+        state = initial.map(lambda part: part.to(embed_part.dtype))
+        given = *(part.transpose(0, 1) for part in (keep, action_part, embed_part)), noise
+        if self._filtering is not None and torch.is_grad_enabled():
+            return self._observe_recorded(self._filtering, state, given)
+        weights, states, params = self._state_weights(), [], []
+        for step in zip(*given, strict=True):
+            state, step_params = self._filter_step(state, *(*step, *weights))
             states.append(state)
             params.append(step_params)
         return stack_states(states, 1), torch.stack(params, 1)
+
+    def _observe_recorded(
+        self, filtering: Filtering, initial: LatentState, given: Tensors
+    ) -> tuple[LatentState, Tensor]:
+        """The steps with a copy of the weights, then all of them at once with the weights themselves.
+
+        The state before the first step gets no gradient.
+        """
+        filtering.copies.refresh()
+        weights = tuple(weight.contiguous() for weight in filtering.model._state_weights())
+        loop = RecordedLoop(filtering.step, (initial.deter, initial.stoch))
+        for step in zip(*given, strict=True):
+            loop.advance((), (*step, *weights))
+        results = filtering.replay(*loop.before(), *given, *self._state_weights())
+        deter, stoch, params = (part.transpose(0, 1) for part in loop.replayed(*results))
+        return LatentState(deter, stoch), params
+
+    def _state_weights(self) -> tuple[Tensor, Tensor]:
+        """What z and h are multiplied with in the input layer and the posterior's: the rest is done before the loop.
+
+        Cut once: each cut inside the loop would have a gradient of the whole weight's size.
+        """
+        inputs, posterior = self.input_layer.linear.weight, self._posterior_layer.linear.weight
+        return inputs[:, : self.stoch_size], posterior[:, : self.deter]
 
     @property
     def _posterior_layer(self) -> NormedLinear:
@@ -109,7 +153,18 @@ class DenseModel(StateSpaceModel):
         assert isinstance(layer, NormedLinear)
         return layer
 
-    def _plain_filter_step(
+    def _recorded_step(self, deter: Tensor, stoch: Tensor, *given: Tensor) -> Tensors:
+        """`_filter_step` for a `RecordedLoop`."""
+        state, params = self._filter_step(LatentState(deter, stoch), *given)
+        return state.deter, state.stoch, state.deter.clone(), state.stoch.clone(), params
+
+    def _all_recorded_steps(self, *arguments: Tensor) -> Tensors:
+        """The same for steps [t, b] at once; the last two arguments are weights."""
+        lead, weights = arguments[0].shape[:2], arguments[-2:]
+        results = self._recorded_step(*(part.flatten(0, 1) for part in arguments[:-2]), *weights)
+        return tuple(part.unflatten(0, lead) for part in results)
+
+    def _filter_step(
         self, state: LatentState, keep: Tensor, action_part: Tensor, embed_part: Tensor, noise: Tensor,
         stoch_weight: Tensor, deter_weight: Tensor,
     ) -> tuple[LatentState, Tensor]:  # fmt: skip

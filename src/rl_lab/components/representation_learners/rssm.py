@@ -59,8 +59,8 @@ class BlockRSSM(CategoricalModel):
         self.prior_logits = Linear(hidden, self.stoch_size)
         self._scans = [ScanFunctions(HostLoops()), ScanFunctions()]  # the first that suits is taken
 
-    def compile_steps(self) -> None:
-        super().compile_steps()
+    def compile_steps(self, dtype: torch.dtype = torch.float32) -> None:
+        super().compile_steps(dtype)
         steps = StepLoops(compile_block(forward_step), compile_block(backward_step))
         compiled = ScanFunctions(steps, compile_block(outside_gradients))
         self._scans = [compiled]

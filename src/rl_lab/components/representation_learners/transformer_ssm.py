@@ -82,8 +82,8 @@ class TransformerSSM(CategoricalModel):
         self._transform: Callable[..., tuple[Tensor, Tensor]] = self.transform
         self._dream_step: Callable[..., tuple[LatentState, Tensor, Recent]] = self._plain_dream_step
 
-    def compile_steps(self) -> None:
-        super().compile_steps()
+    def compile_steps(self, dtype: torch.dtype = torch.float32) -> None:
+        super().compile_steps(dtype)
         self._transform = compile_block(self.transform)
         self._dream_step = compile_block(self._plain_dream_step)
 
