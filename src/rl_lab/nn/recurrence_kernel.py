@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 COLUMNS = 16
 
@@ -45,3 +48,23 @@ def recurrence(base: Tensor, slope: Tensor, last: Tensor) -> Tensor:
             TIME=triton.next_power_of_2(steps), COLUMNS=COLUMNS,
         )  # fmt: skip
     return out
+
+
+class Recurrence(torch.autograd.Function):
+    """`recurrence` with gradients: they follow the same recurrence, from the first step on."""
+
+    @staticmethod
+    def forward(ctx: Any, base: Tensor, slope: Tensor, last: Tensor) -> Tensor:
+        out = recurrence(base, slope, last)
+        ctx.save_for_backward(slope, out, last)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        slope, out, last = ctx.saved_tensors
+        # g_t = grad_t + slope_{t-1}·g_{t-1}: backwards in time, so that slopes move by one; the first meets nothing.
+        flipped = slope.roll(1, 0).flip(0)
+        by_base = recurrence(grad.flip(0), flipped, torch.zeros_like(last)).flip(0)
+        by_slope = by_base * torch.cat([out[1:], last.unsqueeze(0)])
+        return by_base, by_slope, slope[-1] * by_base[-1]

@@ -44,13 +44,12 @@ def recursive_returns(
             current = base_t + slope_t * current
             returns.append(current)
         return np.stack(returns[::-1], dim)
-    learning = base.requires_grad or last.requires_grad
-    if not (torch.compiler.is_compiling() or learning) and has_triton(base):
-        from rl_lab.nn.recurrence_kernel import recurrence
+    if not torch.compiler.is_compiling() and has_triton(base):
+        from rl_lab.nn.recurrence_kernel import Recurrence
 
         first, steps = base.movedim(dim, 0), base.shape[dim]
         slopes = slope.movedim(dim, 0).reshape(steps, -1)
-        return recurrence(first.reshape(steps, -1), slopes, current.reshape(-1)).view(first.shape).movedim(0, dim)
+        return Recurrence.apply(first.reshape(steps, -1), slopes, last.reshape(-1)).view(first.shape).movedim(0, dim)
     bases, slopes = base.unbind(dim), slope.unbind(dim)
     for base_t, slope_t in zip(reversed(bases), reversed(slopes), strict=True):
         current = torch.addcmul(base_t, slope_t, current)
