@@ -209,6 +209,20 @@ def test_recorded_steps_in_half_precision(form: str) -> None:
     torch.testing.assert_close(results[1], results[0], rtol=0.05, atol=0.05)
 
 
+def test_gate_by_gate_a_gru_is_torchs_own() -> None:
+    """With its gradients: the form that a GPU takes."""
+    cell = FORMS["dreamer_v1"]().double().cell
+    x, h = (torch.randn(B, size, dtype=torch.float64, requires_grad=True) for size in (HIDDEN, DETER))
+    leaves = [x, h, *cell.parameters()]
+    with torch.no_grad():
+        for parameter in cell.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    results = [form(x, h) for form in (cell.cell, cell.by_gates)]
+    torch.testing.assert_close(results[1], results[0])
+    gradients = [torch.autograd.grad(result.sin().sum(), leaves) for result in results]
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 def test_acting_step_by_step_equals_filtering(model: StateSpaceModel) -> None:
     """`observe_step` from an empty memory, as an agent takes it, is the first step of a sequence that begins there."""
     data = sequence(model)
