@@ -100,7 +100,7 @@ def kernels(name: str, function: Callable[[], object]) -> dict[str, float]:
         synchronize()
     events = [event for event in profiler.key_averages() if event.self_device_time_total > 0]
     print(name)
-    for event in sorted(events, key=lambda e: -e.self_device_time_total)[:12]:
+    for event in sorted(events, key=lambda e: -e.self_device_time_total)[:16]:
         print(f"  {event.self_device_time_total / 1e3:8.3f} ms {event.count:6d}× {event.key[:100]}")
     return {
         f"{name}_kernels": sum(event.count for event in events),
@@ -173,6 +173,7 @@ def main() -> None:
     figures["decisions_per_s_16_envs"] = end_to_end(workflow, 16, seconds=arguments.seconds)
     if torch.cuda.is_available():
         figures |= kernels("update", update) | kernels("plan", planning(workflow, 1))
+        figures |= kernels("plan_16_envs", planning(workflow, 16))
         figures["peak_gpu_mb"] = torch.cuda.max_memory_allocated() / 2**20
     replay.close()
     spec = workflow.batch_spec()

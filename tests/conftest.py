@@ -20,6 +20,7 @@ if not COMPILING:  # the compiler cannot see through the checks
     if find_spec("triton") is not None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
         import rl_lab.nn.image_kernels
+        import rl_lab.nn.latent_kernels
         import rl_lab.nn.recurrence_kernel
     install_import_hook(["rl_lab.nn", "rl_lab.components"], "beartype.beartype")
 

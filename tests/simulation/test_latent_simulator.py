@@ -69,6 +69,55 @@ def test_without_an_encoder_there_is_nothing_to_observe() -> None:
         model.observe({"vector": torch.randn(2, 3)})
 
 
+def test_an_evaluation_is_a_walk_of_steps(simulator: LatentSimulator) -> None:
+    """Rewards are read off all states at once; they count what they would count one by one."""
+    state, actions = simulator.observe({"vector": torch.randn(5, 3)}), torch.rand(5, 3, 2)
+    torch.manual_seed(1)
+    total, weight, last = simulator.evaluate(state, actions, 0.9)
+    torch.manual_seed(1)
+    noise = simulator.rssm.draw_noise((3, 5), "cpu")
+    expected, alive = torch.zeros(5), torch.ones(5)
+    for action, own in zip(actions.unbind(1), noise, strict=True):
+        state = simulator.rssm.predict_step(state, action, own)
+        continuation = torch.sigmoid(simulator.continuation(state.features)) / simulator.continuation.discount
+        expected = expected + alive * simulator.reward(state.features)[:, 0]
+        alive = alive * continuation.clamp(max=1.0) * 0.9
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(weight, alive)
+    torch.testing.assert_close(last.features, state.features)
+
+
+def test_short_weights_rank_plans_as_full_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float16 PlaNet's returns err much less than candidates differ; and they follow the weights."""
+    monkeypatch.setattr("rl_lab.simulation.latent.compile_block", lambda function: function)
+    torch.manual_seed(0)
+    rssm = GaussianRSSM(embed_size=5, action_size=1, deter=50, hidden=50, stoch=15)
+    reward = RewardPredictor(
+        feature_size=65, units=30, layers=2, distribution="unit_normal", outscale=1.0, style="planet"
+    )
+    model = LatentSimulator(rssm=rssm, reward=reward, action_size=1, encode=lambda observation: observation["vector"])
+    seen, candidates, returns = {"vector": torch.randn(2, 5)}, torch.rand(2, 100, 12, 1) * 2.0 - 1.0, []
+    planner = CEM(action=ActionSpec("continuous", (1,)), horizon=12, samples=100)
+    planner.attach(model)
+    for dtype in (torch.float16, None):
+        if dtype is not None:
+            model.compile_steps(dtype)
+            with torch.no_grad():
+                for value in (*rssm.parameters(), *reward.parameters()):
+                    value += 0.05 * torch.randn(value.shape)
+        else:
+            model = LatentSimulator(rssm=rssm, reward=reward, action_size=1, encode=model.encode)
+            planner.attach(model)
+        torch.manual_seed(1)
+        with torch.no_grad():
+            returns.append(planner.score(model.observe(seen), candidates))
+    short, full = returns
+    assert (short - full).abs().mean() < 0.02 * full.std(1).mean()
+    ranks = torch.stack([values.argsort(1).argsort(1).float() for values in returns])
+    for env in range(2):
+        assert torch.corrcoef(ranks[:, env])[0, 1] > 0.999
+
+
 class Integrator(GaussianRSSM):
     """h' = h + a, without noise: a model whose best actions are known."""
 

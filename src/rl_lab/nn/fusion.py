@@ -42,3 +42,8 @@ def has_triton(tensor: Tensor) -> bool:
 @cache
 def _is_installed(package: str) -> bool:
     return find_spec(package) is not None
+
+
+def uses_kernels(fused: bool) -> bool:
+    """Whether a fused module calls kernels that have no derivative now; the compiler makes kernels of its own."""
+    return fused and not torch.is_grad_enabled() and not torch.compiler.is_compiling()

@@ -16,11 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError, nearest
+from rl_lab.nn.fusion import has_triton, uses_kernels
 from rl_lab.nn.member_mlp import MemberLinear
 
 Style = Literal["tdmpc", "tdmpc2"]
 WEIGHT_STD = 0.02
 STEEP = 20.0  # above it mish(x) is x
+NORM_EPS = 1e-5  # torch's own
 
 
 class HostMish(torch.autograd.Function):
@@ -117,10 +119,18 @@ class LatentMLP(nn.Module):
             assert isinstance(linear, nn.Linear)
             init_weight_(linear.weight, style, zero=zero_output and place == len(hidden))
             nn.init.zeros_(linear.bias)
+        self._fusable = all(layer.norm and layer.activation == "mish" for layer in hidden)
+        self.fused = False
+
+    def fuse(self) -> bool:
+        """Run the hidden layers on a kernel of our own from now on, where no gradient is asked for."""
+        self.fused = self._fusable and has_triton(next(self.parameters()))
+        return self.fused
 
     def forward(self, x: Float[Tensor, "*lead inputs"]) -> Float[Tensor, "*lead outputs"]:
         for linear, norm, activation in zip(self.linears, self.norms, self.activations, strict=False):
-            x = ACTIVATIONS[activation](norm(linear(x)))
+            x = linear(x)
+            x = fused_norm_mish(x, norm) if uses_kernels(self.fused) else ACTIVATIONS[activation](norm(x))
         x = self.linears[-1](x)
         return x if self.simplex is None else sim_norm(self.output_norm(x), self.simplex)
 
@@ -131,6 +141,24 @@ def check_simplex(size: int, group: int) -> None:
             f"A latent of {size} entries cannot be cut into simplices of {group}: choose a size that is a multiple of "
             f"{group}, or another simplex."
         )
+
+
+def fused_norm_mish(x: Float[Tensor, "*lead units"], norm: nn.Module) -> Float[Tensor, "*lead units"]:
+    """LayerNorm and Mish as one kernel."""
+    from rl_lab.nn.latent_kernels import norm_mish
+
+    assert isinstance(norm, nn.LayerNorm)
+    return norm_mish(x.reshape(1, -1, x.shape[-1]), norm.weight, norm.bias, eps=norm.eps).view(x.shape)
+
+
+def fused_norm_simplex(
+    x: Float[Tensor, "rows size"], norm: nn.Module, group: int, *, width: int
+) -> Float[Tensor, "rows size"]:
+    """LayerNorm and SimNorm as one kernel; the rows have room up to `width`."""
+    from rl_lab.nn.latent_kernels import norm_simplex
+
+    assert isinstance(norm, nn.LayerNorm)
+    return norm_simplex(x, norm.weight, norm.bias, eps=norm.eps, group=group, width=width)
 
 
 class EnsembleLayer(nn.Module):
@@ -145,6 +173,12 @@ class EnsembleLayer(nn.Module):
         init_weight_(self.linear.weight, style, zero=zero)
         self.scale = nn.Parameter(torch.ones(members, 1, outputs)) if norm else None
         self.shift = nn.Parameter(torch.zeros(members, 1, outputs)) if norm else None
+        self.fused = False
+
+    def fuse(self) -> bool:
+        """Run norm and activation on a kernel of our own from now on, where no gradient is asked for."""
+        self.fused = self.scale is not None and self.activation == "mish" and has_triton(self.scale)
+        return self.fused
 
     def forward(
         self,
@@ -156,6 +190,8 @@ class EnsembleLayer(nn.Module):
     ) -> Float[Tensor, "chosen rows outputs"]:
         """Each member on its own rows. `keep` multiplies what is dropped out by 0, and what is not by what makes up for
         it; `members` and `frozen` as for the linear layer."""
+        if uses_kernels(self.fused) and keep is None:
+            return self._forward_fused(x, members)
         x = self.linear(x, members, frozen=frozen)
         if keep is not None:
             x = x * keep
@@ -163,8 +199,20 @@ class EnsembleLayer(nn.Module):
             scale, shift = (self.scale.detach(), self.shift.detach()) if frozen else (self.scale, self.shift)
             if members is not None:
                 scale, shift = scale[members], shift[members]
-            x = torch.addcmul(shift, F.layer_norm(x, x.shape[-1:]), scale)
+            x = torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], eps=NORM_EPS), scale)
         return x if self.activation is None else ACTIVATIONS[self.activation](x)
+
+    def _forward_fused(self, x: Tensor, members: Tensor | None) -> Tensor:
+        """The kernel adds the bias: the product would read all its results for it. Rows stay as wide as the weights."""
+        from rl_lab.nn.latent_kernels import norm_mish
+
+        assert self.scale is not None
+        assert self.shift is not None
+        weight = self.linear.weight if members is None else self.linear.weight[members]
+        if weight.shape[1] > x.shape[-1]:
+            x = F.pad(x, (0, weight.shape[1] - x.shape[-1]))
+        x = torch.bmm(x, weight)
+        return norm_mish(x, self.scale, self.shift, eps=NORM_EPS, bias=self.linear.bias, members=members)
 
 
 class EnsembleMLP(nn.Module):
@@ -192,6 +240,30 @@ class EnsembleMLP(nn.Module):
             self.layers.append(
                 EnsembleLayer(members, inputs, outputs, norm=False, activation=None, style=style, zero=zero_output)
             )
+        self.hidden, self.fused = len(hidden), False
+
+    @property
+    def width(self) -> int:
+        """Of the inputs as the first product takes them: a padded copy has wider ones."""
+        first = self.layers[0]
+        assert isinstance(first, EnsembleLayer)
+        return first.linear.weight.shape[1]
+
+    def fuse(self) -> bool:
+        """Run the hidden layers on a kernel of our own from now on, where no gradient is asked for."""
+        self.fused = all(isinstance(layer, EnsembleLayer) and layer.fuse() for layer in self.layers[: self.hidden])
+        return self.fused
+
+    def join(
+        self, latent: Float[Tensor, "rows latent"], action: Float[Tensor, "rows action"]
+    ) -> Float[Tensor, "rows inputs"]:
+        """The input for a latent and an action. In a plan a latent has room for the action behind it."""
+        rows, size = latent.shape
+        if not uses_kernels(self.fused) or latent.stride() != (self.width, 1) or size == self.width:
+            return torch.cat([latent, action.to(latent.dtype)], -1)
+        inputs = latent.as_strided((rows, self.width), (self.width, 1))
+        inputs[:, size : size + action.shape[-1]] = action
+        return inputs
 
     def forward(
         self,

@@ -31,8 +31,8 @@ class MemberLinear(nn.Module):
     ) -> Float[Tensor, "members rows outputs"]:
         """`members`: which of them, where not all. `frozen`: the gradient goes through, but not into the weights."""
         weight, bias = (self.weight.detach(), self.bias.detach()) if frozen else (self.weight, self.bias)
-        if weight.shape[1] > self.in_features:
-            x = F.pad(x, (0, weight.shape[1] - self.in_features))
+        if weight.shape[1] > x.shape[-1]:
+            x = F.pad(x, (0, weight.shape[1] - x.shape[-1]))
         if members is not None:
             weight, bias = weight[members], bias[members]
         x = torch.baddbmm(bias, x, weight)

@@ -6,19 +6,45 @@ import copy
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rl_lab.nn.layers import RMSNorm
 from rl_lab.nn.member_mlp import MemberLinear
 
 Module = TypeVar("Module", bound=nn.Module)
+TENSOR_CORE_MULTIPLE = 8  # sizes of 16-bit matrices that the units for products of a GPU take whole
+
+
+def planning_dtype(device: torch.device, autocast_dtype: torch.dtype | None) -> torch.dtype | None:
+    """float16 where products may have short mantissas: it has those of TF32, and takes half as long. Else none."""
+    short = autocast_dtype is not None or torch.get_float32_matmul_precision() != "highest"
+    return torch.float16 if short and device.type == "cuda" else None
+
+
+class PaddedLinear(nn.Module):
+    """A copy of a dense layer with zeros up to multiples of a size: 16-bit matrices are multiplied fastest so."""
+
+    def __init__(self, layer: nn.Linear, multiple: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        inputs, outputs = -layer.in_features % multiple, -layer.out_features % multiple
+        self.weight = nn.Parameter(F.pad(layer.weight.detach(), (0, inputs, 0, outputs)))
+        bias = layer.bias
+        self.bias = nn.Parameter(F.pad(bias.detach(), (0, outputs))) if bias is not None else None
+
+    def forward(self, x: Float[Tensor, "*lead inputs"]) -> Float[Tensor, "*lead outputs"]:
+        spare = self.weight.shape[1] - x.shape[-1]
+        x = F.linear(F.pad(x, (0, spare)) if spare else x, self.weight, self.bias)
+        return x if x.shape[-1] == self.out_features else x[..., : self.out_features]
 
 
 class WorkingCopies:
     """Copies of modules with their weights in `dtype`, for loops without gradients.
 
     Autocast casts a weight wherever it is used: a loop casts all of them in every step. The copies are cast once
-    for the loop, by `refresh`. Norms keep their precision. `multiple`: sizes of batched layers are padded to it.
+    for the loop, by `refresh`. Norms keep their precision. `multiple`: sizes of dense layers are padded to it.
     """
 
     def __init__(self, dtype: torch.dtype, *, multiple: int = 1) -> None:
@@ -30,6 +56,10 @@ class WorkingCopies:
     def add(self, module: Module) -> Module:
         """The copy of a module."""
         twin = copy.deepcopy(module)
+        for part in list(twin.modules()):
+            for name, child in part.named_children():
+                if isinstance(child, nn.Linear) and any(size % self.multiple for size in child.weight.shape):
+                    setattr(part, name, PaddedLinear(child, self.multiple))
         for part in twin.modules():
             if isinstance(part, MemberLinear):
                 part.pad(self.multiple)
@@ -48,6 +78,7 @@ class WorkingCopies:
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the present weights."""
-        torch._foreach_copy_(self._targets, self._sources)
+        if len(self._targets) > 0:
+            torch._foreach_copy_(self._targets, self._sources)
         for source, target in self._padded:
             target.copy_(source)

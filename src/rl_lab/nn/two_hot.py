@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rl_lab.errors import ConfigError
+from rl_lab.nn.fusion import has_triton, uses_kernels
 from rl_lab.nn.math import at_least_float32, in_full_on_host, symexp, symlog
 
 Spacing = Literal["symexp", "linear"]
@@ -38,6 +39,7 @@ class TwoHot(nn.Module):
         values = torch.cat([negative, -negative[:-1].flip(0)]).float()
         self.largest = float(values[-1])
         self.register_buffer("bins", values, persistent=False)  # rebuilt from the settings, so not saved
+        self.fused = False
         # A buffer of its own: on CUDA, Inductor's bucketize ignores the offset of a sliced view.
         self.register_buffer("edges", values[1:-1].clone(), persistent=False)
 
@@ -46,8 +48,17 @@ class TwoHot(nn.Module):
         """The number of logits."""
         return self.bins.shape[0]
 
+    def fuse(self) -> bool:
+        """Compute means by a kernel of our own from now on, where no gradient is asked for."""
+        self.fused = has_triton(self.bins)
+        return self.fused
+
     def mean(self, logits: Float[Tensor, "*lead bins"]) -> Float[Tensor, "*lead"]:
         """Expected value. Each bin is paired with its mirror image, so uniform logits give exactly 0."""
+        if uses_kernels(self.fused):
+            from rl_lab.nn.latent_kernels import two_hot_mean
+
+            return two_hot_mean(logits, self.bins, squashed=self.spacing == "linear")
         probs = torch.softmax(at_least_float32(logits), -1)
         surplus = probs[..., self.center + 1 :] - probs[..., : self.center].flip(-1)
         mean = (surplus * self.bins[self.center + 1 :]).sum(-1)
@@ -107,6 +118,10 @@ class PlainScalar(nn.Module):
     """One number, and the squared error."""
 
     size = 1
+
+    def fuse(self) -> bool:
+        """There is nothing to fuse."""
+        return False
 
     def mean(self, output: Float[Tensor, "*lead 1"]) -> Float[Tensor, "*lead"]:
         return at_least_float32(output).squeeze(-1)

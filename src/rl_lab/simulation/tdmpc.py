@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -15,16 +15,17 @@ from rl_lab.components.controllers.q_ensembles import QEnsemble
 from rl_lab.components.dynamics.latent import LatentModel
 from rl_lab.components.encoders.latent import LatentEncoder
 from rl_lab.nn.capture import compile_block
-from rl_lab.nn.precision import WorkingCopies
+from rl_lab.nn.precision import TENSOR_CORE_MULTIPLE, WorkingCopies
 from rl_lab.simulation.simulator import Evaluation, ModelState, SimulatedStep, Simulator
 
-TENSOR_CORE_MULTIPLE = 8  # sizes of 16-bit matrices that the units for products of a GPU take whole
+Result = TypeVar("Result")
 
 
 class TDMPCSimulator(Simulator):
     """A state is a latent. Its value is that of an action of the policy, by two Qs that are drawn for each call.
 
-    Random numbers are drawn outside of what `compile_blocks` compiles.
+    Random numbers are drawn outside of what `compile_blocks` compiles. Where the networks have kernels of their own,
+    nothing but small pieces is left to compile.
     """
 
     has_value = True
@@ -43,9 +44,11 @@ class TDMPCSimulator(Simulator):
         self.encoder, self.model, self.prior, self.q = encoder, model, policy, q
         self.pair, self.autocast, self.plan_autocast = pair, autocast, autocast
         self._copies: WorkingCopies | None = None
+        self._latent_dtype, self._latent_width = torch.float32, 0  # of plans; 0: no room behind it
         self._encode: Callable[..., Tensor] = self._encode_plainly
         self._advance: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._advance_plainly
-        self._follow: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._follow_plainly
+        self._account: Callable[..., tuple[Tensor, Tensor]] = account
+        self._drawn: Callable[..., Tensor] = policy.drawn
         self._evaluate: Callable[..., Tensor] = self._evaluate_plainly
         self._choose: Callable[..., Tensor] = self._choose_plainly
 
@@ -59,8 +62,15 @@ class TDMPCSimulator(Simulator):
             self.model, self.prior, self.q = copies.add(self.model), copies.add(self.prior), copies.add(self.q)
             device = next(self.model.parameters()).device.type
             self.plan_autocast = lambda: torch.autocast(device, dtype)
-        for name in ("_encode", "_advance", "_follow", "_evaluate", "_choose"):
-            setattr(self, name, compile_block(getattr(self, f"{name}_plainly"), dynamic=True))
+        self._encode = compile_block(self._encode_plainly, dynamic=True)
+        self._account = compile_block(account, dynamic=True)
+        if dtype is not None and all([self.model.fuse(), self.prior.network.fuse(), self.q.fuse()]):
+            self._latent_dtype, self._latent_width = dtype, self.model.trunks.width
+            self._drawn = compile_block(self.prior.drawn, dynamic=True)
+            return
+        self._drawn = self.prior.drawn
+        for name in ("_advance", "_evaluate", "_choose"):
+            setattr(self, name, _on_plain(compile_block(getattr(self, f"{name}_plainly"), dynamic=True)))
 
     def observe(
         self,
@@ -80,51 +90,68 @@ class TDMPCSimulator(Simulator):
 
     def step(self, state: ModelState, action: Float[Tensor, "batch action"]) -> SimulatedStep:
         with self.plan_autocast():
-            return SimulatedStep(*self._advance(_plain(state), _plain(action)))
+            return SimulatedStep(*self._advance(state, action))
 
     def _advance_plainly(self, latent: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         following, reward = self.model.step(latent, action)
-        return following.float(), self.model.reward_mean(reward), self.model.continuation(following)
+        continuation = self.model.continuation(following)
+        return following.to(self._latent_dtype), self.model.reward_mean(reward), continuation
+
+    def spread(self, state: ModelState, candidates: int, particles: int = 1) -> ModelState:
+        if not self._latent_width:
+            return super().spread(state, candidates, particles)
+        envs, size = state.shape
+        wide = state.new_empty(envs, candidates * particles, self._latent_width, dtype=self._latent_dtype)
+        wide[..., :size], wide[..., size:] = state[:, None], 0.0
+        return wide.flatten(0, 1)[:, :size]
 
     def evaluate(
         self, state: ModelState, actions: Float[Tensor, "batch horizon action"], discount: float = 1.0
     ) -> Evaluation:
         total, weight = torch.zeros_like(actions[:, 0, 0]), torch.ones_like(actions[:, 0, 0])
-        latent = _plain(state)
         with self.plan_autocast():
-            for action in _plain(actions.transpose(0, 1)):
-                latent, total, weight = self._follow(latent, action, total, weight, discount)
-        return Evaluation(total, weight, latent)
-
-    def _follow_plainly(
-        self, latent: Tensor, action: Tensor, total: Tensor, weight: Tensor, discount: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """A step, and what it adds."""
-        latent, reward, continuation = self._advance_plainly(latent, action)
-        return latent, total + weight * reward, weight * continuation * discount
+            for action in actions.unbind(1):
+                state, reward, continuation = self._advance(state, action)
+                total, weight = self._account(total, weight, reward, continuation, discount)
+        return Evaluation(total, weight, state)
 
     def value(self, state: ModelState) -> Float[Tensor, " batch"]:
         noise, pair = self.prior.draw_noise(state.shape[:1]), self.q.draw_pair()
         with self.plan_autocast():
-            return self._evaluate(_plain(state), noise, pair)
+            return self._evaluate(state, noise, pair)
 
     def _evaluate_plainly(self, latent: Tensor, noise: Tensor, pair: Tensor) -> Tensor:
-        action = self.prior.sample(latent, noise)
+        action = self._choose_plainly(latent, noise)
         return reduce_pair(self.q.mean(self.q(latent, action, members=pair)), self.pair)
 
     def policy(self, state: ModelState) -> Float[Tensor, "batch action"]:
         noise = self.prior.draw_noise(state.shape[:1])
         with self.plan_autocast():
-            return self._choose(_plain(state), noise)
+            return self._choose(state, noise)
 
     def _choose_plainly(self, latent: Tensor, noise: Tensor) -> Tensor:
-        return self.prior.sample(latent, noise)
+        return self._drawn(self.prior(latent), noise)
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    """Contiguous and no view of another: the compiler would make a version of its own for each kind of view."""
-    tensor = tensor.contiguous()
-    return tensor if torch.is_grad_enabled() else tensor.detach()
+def _on_plain(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Called with contiguous tensors, no views of others: the compiler would make a version for each kind of view."""
+
+    def call(*tensors: Tensor) -> Result:
+        whole = [tensor.contiguous() for tensor in tensors]
+        return function(*(whole if torch.is_grad_enabled() else [tensor.detach() for tensor in whole]))
+
+    return call
+
+
+def account(
+    total: Float[Tensor, " batch"],
+    weight: Float[Tensor, " batch"],
+    reward: Float[Tensor, " batch"],
+    continuation: Float[Tensor, " batch"],
+    discount: float,
+) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """`total` and `weight` of an Evaluation after one more step."""
+    return total + weight * reward, weight * continuation * discount
 
 
 def reduce_pair(values: Float[Tensor, " 2 *rest"], how: Literal["mean", "min"]) -> Float[Tensor, "*rest"]:

@@ -21,6 +21,7 @@ from rl_lab.errors import ConfigError, DataError
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.capture import CapturedStep, compile_block
 from rl_lab.nn.flat_adam import FlatAdam
+from rl_lab.nn.precision import planning_dtype
 from rl_lab.records import (
     OBSERVATION_PREFIX,
     BatchSpec,
@@ -104,7 +105,7 @@ class LatentPlanning(Workflow):
         self._step: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self._train_step
         self._act_graphs: dict[tuple[Any, ...], CapturedStep] = {}
         if context.compile:
-            self.simulator.compile_blocks(self._planning_dtype())
+            self.simulator.compile_blocks(planning_dtype(context.device, context.autocast_dtype))
             if self.plans_are_of_one_length:
                 self.planner.compile_blocks()
             self._compile()
@@ -114,11 +115,6 @@ class LatentPlanning(Workflow):
         """Compiled pieces inside one captured CUDA graph. The plain methods stay the reference."""
         for name in ("_encode", "_advance", "_policy_values", *self.compiled):
             setattr(self, name, compile_block(getattr(self, name)))
-
-    def _planning_dtype(self) -> torch.dtype | None:
-        """float16 where products may have short mantissas: it has those of TF32, and takes half as long."""
-        short = self.context.autocast_dtype is not None or torch.get_float32_matmul_precision() != "highest"
-        return torch.float16 if short and self.context.device.type == "cuda" else None
 
     # Acting -----------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from rl_lab.errors import ConfigError, nearest
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.capture import CapturedStep, compile_block
 from rl_lab.nn.flat_adam import FlatAdam
+from rl_lab.nn.precision import planning_dtype
 from rl_lab.records import OBSERVATION_PREFIX, Observation, SequenceBatch
 from rl_lab.simulation.latent import LatentSimulator
 from rl_lab.workflows.base import AgentState, Mode
@@ -94,8 +95,8 @@ class PlaNet(LatentWorkflow):
 
     def _compile(self) -> None:
         """Compiled pieces inside captured CUDA graphs. The plain methods stay the reference."""
+        self.model.compile_steps(planning_dtype(self.context.device, self.context.autocast_dtype))  # first: it may copy
         self.rssm.compile_steps(self.context.autocast_dtype or torch.float32)
-        self.model.compile_steps()
         self._encode = compile_block(self._encode)  # type: ignore[method-assign]
         self._prediction_losses = compile_block(self._prediction_losses)  # type: ignore[method-assign]
         self._step = CapturedStep(self._train_step, self._changing_tensors)

@@ -61,10 +61,16 @@ class LatentPolicy(nn.Module, ABC):
     def forward(self, latent: Float[Tensor, "*lead latent"]) -> Float[Tensor, "*lead outputs"]:
         return self.network(latent).float()
 
-    @abstractmethod
     def sample(
         self, latent: Float[Tensor, "*lead latent"], noise: Float[Tensor, "*lead action"]
-    ) -> Float[Tensor, "*lead action"]: ...
+    ) -> Float[Tensor, "*lead action"]:
+        return self.drawn(self(latent), noise)
+
+    @abstractmethod
+    def drawn(
+        self, output: Float[Tensor, "*lead outputs"], noise: Float[Tensor, "*lead action"]
+    ) -> Float[Tensor, "*lead action"]:
+        """An action from what `forward` gave."""
 
     @abstractmethod
     def mode(self, latent: Float[Tensor, "*lead latent"]) -> Float[Tensor, "*lead action"]: ...
@@ -84,22 +90,22 @@ class SquashedGaussian(LatentPolicy):
         super().__init__(outputs=2, **arguments)
         self.log_std_range = log_std_range
 
-    def _normal(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        mean, raw = self(latent).chunk(2, -1)
+    def _normal(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        mean, raw = output.chunk(2, -1)
         low, high = self.log_std_range
         return mean, low + 0.5 * (high - low) * (torch.tanh(raw) + 1.0)
 
-    def sample(
-        self, latent: Float[Tensor, "*lead latent"], noise: Float[Tensor, "*lead action"]
+    def drawn(
+        self, output: Float[Tensor, "*lead outputs"], noise: Float[Tensor, "*lead action"]
     ) -> Float[Tensor, "*lead action"]:
-        mean, log_std = self._normal(latent)
+        mean, log_std = self._normal(output)
         return torch.tanh(mean + log_std.exp() * noise)
 
     def mode(self, latent: Float[Tensor, "*lead latent"]) -> Float[Tensor, "*lead action"]:
-        return torch.tanh(self._normal(latent)[0])
+        return torch.tanh(self._normal(self(latent))[0])
 
     def choices(self, latent: Float[Tensor, "rows latent"], noise: Float[Tensor, "rows action"]) -> Choices:
-        mean, log_std = self._normal(latent)
+        mean, log_std = self._normal(self(latent))
         action = torch.tanh(mean + log_std.exp() * noise)
         log_prob = (-0.5 * noise.square() - log_std - HALF_LOG_TWO_PI).sum(-1)
         return Choices(action[None], torch.ones_like(log_prob)[None], -self.action_size * log_prob)
@@ -112,11 +118,11 @@ class NoisyMean(LatentPolicy):
         super().__init__(outputs=1, **arguments)
         self.noise_std, self.noise_limit = noise_std, noise_limit
 
-    def sample(
-        self, latent: Float[Tensor, "*lead latent"], noise: Float[Tensor, "*lead action"]
+    def drawn(
+        self, output: Float[Tensor, "*lead outputs"], noise: Float[Tensor, "*lead action"]
     ) -> Float[Tensor, "*lead action"]:
         """Inside of [-1, 1]; the clip lets the gradient through."""
-        action = torch.tanh(self(latent)) + (self.noise_std * noise).clamp(-self.noise_limit, self.noise_limit)
+        action = torch.tanh(output) + (self.noise_std * noise).clamp(-self.noise_limit, self.noise_limit)
         return action + (action.clamp(-EDGE, EDGE) - action).detach()
 
     def mode(self, latent: Float[Tensor, "*lead latent"]) -> Float[Tensor, "*lead action"]:
@@ -146,19 +152,19 @@ class CategoricalPrior(LatentPolicy):
             numbers = torch.cartesian_prod(*(torch.arange(size) for size in self.classes)).view(-1, len(self.classes))
             self.register_buffer("every", self.codec.encode(numbers), persistent=False)
 
-    def _distribution(self, latent: Tensor) -> MultiCategorical:
-        return MultiCategorical(self(latent), self.classes, unimix=self.unimix)
+    def _distribution(self, output: Tensor) -> MultiCategorical:
+        return MultiCategorical(output, self.classes, unimix=self.unimix)
 
-    def sample(
-        self, latent: Float[Tensor, "*lead latent"], noise: Float[Tensor, "*lead action"]
+    def drawn(
+        self, output: Float[Tensor, "*lead outputs"], noise: Float[Tensor, "*lead action"]
     ) -> Float[Tensor, "*lead action"]:
-        return self._distribution(latent).sample(noise)
+        return self._distribution(output).sample(noise)
 
     def mode(self, latent: Float[Tensor, "*lead latent"]) -> Float[Tensor, "*lead action"]:
-        return self._distribution(latent).mode()
+        return self._distribution(self(latent)).mode()
 
     def choices(self, latent: Float[Tensor, "rows latent"], noise: Float[Tensor, "rows action"]) -> Choices:
-        distribution = self._distribution(latent)
+        distribution = self._distribution(self(latent))
         if not self.enumerates:
             action = distribution.sample(noise)
             return Choices(action[None], torch.ones_like(action[None, :, 0]), distribution.entropy())

@@ -43,6 +43,10 @@ class QEnsemble(nn.Module):
         )  # fmt: skip
         self.slow = SlowTarget(self.online, rate=target_rate, every=target_every)
 
+    def fuse(self) -> bool:
+        """Run the online values on kernels of our own from now on, where no gradient is asked for."""
+        return self.online.fuse() and self.scalar.fuse()
+
     def draw_pair(self) -> Int[Tensor, " 2"]:
         """Two different members, without asking the host."""
         return torch.rand(self.members, device=next(self.parameters()).device).topk(2).indices
@@ -64,7 +68,7 @@ class QEnsemble(nn.Module):
         frozen: bool = False,
     ) -> Float[Tensor, "chosen rows bins"]:
         """Raw outputs of all members, or of some. `frozen`: for the policy, whose gradient passes through."""
-        return self.online(torch.cat([latent, action], -1), keep=keep, members=members, frozen=frozen)
+        return self.online(self.online.join(latent, action), keep=keep, members=members, frozen=frozen)
 
     def target(
         self,

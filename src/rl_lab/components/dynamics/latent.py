@@ -9,7 +9,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError
-from rl_lab.nn.latent_mlp import EnsembleMLP, LatentMLP, Style, check_simplex, hidden_layers, init_weight_, sim_norm
+from rl_lab.nn.fusion import uses_kernels
+from rl_lab.nn.latent_mlp import (
+    EnsembleMLP,
+    LatentMLP,
+    Style,
+    check_simplex,
+    fused_norm_simplex,
+    hidden_layers,
+    init_weight_,
+    sim_norm,
+)
 from rl_lab.nn.two_hot import make_scalar
 
 DISCOUNT_RANGE = (0.95, 0.995)
@@ -66,12 +76,22 @@ class LatentModel(nn.Module):
             init_weight_(linear.weight, style, zero=zero)
             nn.init.zeros_(linear.bias)
         self.termination = LatentMLP(latent_size, hidden, 1, style=style) if episodic else None
+        self.fused = False
+
+    def fuse(self) -> bool:
+        """Run on kernels of our own from now on, where no gradient is asked for. False: there are none for it."""
+        parts = [self.trunks, self.scalar, *([] if self.termination is None else [self.termination])]
+        self.fused = self.simplex is not None and self.simplex.bit_count() == 1 and all(part.fuse() for part in parts)
+        return self.fused
 
     def step(self, latent: Float[Tensor, "rows latent"], action: Float[Tensor, "rows action"]) -> LatentStep:
-        dynamics, reward = self.trunks(torch.cat([latent, action], -1)).unbind(0)
-        following = self.latent_norm(self.latent_output(dynamics))
-        if self.simplex is not None:
-            following = sim_norm(following, self.simplex)
+        dynamics, reward = self.trunks(self.trunks.join(latent, action)).unbind(0)
+        following = self.latent_output(dynamics)
+        if self.simplex is not None and uses_kernels(self.fused):
+            following = fused_norm_simplex(following, self.latent_norm, self.simplex, width=self.trunks.width)
+        else:
+            following = self.latent_norm(following)
+            following = following if self.simplex is None else sim_norm(following, self.simplex)
         return LatentStep(following, self.reward_output(reward))
 
     def reward_mean(self, output: Float[Tensor, "*lead bins"]) -> Float[Tensor, "*lead"]:

@@ -1,0 +1,162 @@
+"""What stands between the products of TD-MPC2's networks, as Triton kernels for planning: they have no derivative.
+
+Each reads and writes its rows once; a compiler makes a program for every row, and several passes of some. The layers in
+plain form are `latent_mlp` and `two_hot`. Rows may be wider than what they hold: products are fastest with padded ones.
+"""
+
+# Arguments in capitals are constants of the compiled kernel; Triton's own types stand for the others.
+# ruff: noqa: N803
+# mypy: disable-error-code="no-untyped-def"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rl_lab.nn.fusion import launch
+
+TILE = 2048  # numbers that a program has at once
+STEEP = tl.constexpr(20.0)  # above it mish(x) is x
+
+
+@triton.jit
+def normed(value, known, EPS: tl.constexpr, UNITS: tl.constexpr):
+    """LayerNorm of rows, without scale and shift. `value` is 0 where a column is not known."""
+    centred = tl.where(known[None, :], value - (tl.sum(value, 1) / UNITS)[:, None], 0.0)
+    return centred * (1.0 / tl.sqrt(tl.sum(centred * centred, 1) / UNITS + EPS))[:, None]
+
+
+@triton.jit(do_not_specialize=["rows"])
+def norm_mish_kernel(
+    x, bias, scale, shift, members, out, rows,
+    EPS: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, CHOSEN: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """mish(norm(x + bias) · scale + shift) of [networks, rows, WIDTH]; with CHOSEN, `members` says which networks."""
+    network, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    known, inside = column < UNITS, (row < rows)[:, None] & (column < WIDTH)[None, :]
+    own = tl.load(members + network) if CHOSEN else network
+    place = (network.to(tl.int64) * rows + row)[:, None] * WIDTH + column[None, :]
+    value = tl.load(x + place, mask=inside & known[None, :], other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        value += tl.load(bias + own * WIDTH + column, mask=known, other=0.0).to(tl.float32)[None, :]
+    factor = tl.load(scale + own * UNITS + column, mask=known, other=0.0).to(tl.float32)
+    added = tl.load(shift + own * UNITS + column, mask=known, other=0.0).to(tl.float32)
+    z = normed(value, known, EPS, UNITS) * factor[None, :] + added[None, :]
+    # x·tanh(log(1 + e^x)) = x·n / (n + 2) with n = e^x (e^x + 2); what is not a number stays so
+    growth = tl.exp(tl.where(z > STEEP, STEEP, z))
+    growth = growth * (growth + 2.0)
+    tl.store(out + place, (z * (growth / (growth + 2.0))).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def norm_simplex_kernel(
+    x, scale, shift, out, rows,
+    EPS: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPARE: tl.constexpr,
+):  # fmt: skip
+    """A softmax within every GROUP columns of norm(x) · scale + shift, then zeros up to OUT_WIDTH, at most SPARE."""
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    known = column < UNITS
+    inside = (row < rows)[:, None] & known[None, :]
+    wide = row.to(tl.int64)[:, None]
+    value = tl.load(x + wide * WIDTH + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    factor = tl.load(scale + column, mask=known, other=0.0).to(tl.float32)
+    added = tl.load(shift + column, mask=known, other=0.0).to(tl.float32)
+    z = normed(value, known, EPS, UNITS) * factor[None, :] + added[None, :]
+    groups = tl.reshape(z, [ROWS, COLUMNS // GROUP, GROUP])
+    share = tl.exp(groups - tl.max(groups, 2)[:, :, None])
+    share = tl.reshape(share / tl.sum(share, 2)[:, :, None], [ROWS, COLUMNS])
+    tl.store(out + wide * OUT_WIDTH + column[None, :], share.to(out.dtype.element_ty), mask=inside)
+    beyond = UNITS + tl.arange(0, SPARE)
+    empty = tl.zeros([ROWS, SPARE], out.dtype.element_ty)
+    tl.store(
+        out + wide * OUT_WIDTH + beyond[None, :], empty, mask=(row < rows)[:, None] & (beyond < OUT_WIDTH)[None, :]
+    )
+
+
+@triton.jit(do_not_specialize=["rows"])
+def two_hot_mean_kernel(
+    logits, bins, out, rows,
+    CLASSES: tl.constexpr, WIDTH: tl.constexpr, SQUASHED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The mean of the bins by softmax(logits); with SQUASHED, symexp of it."""
+    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    known = column < CLASSES
+    inside = (row < rows)[:, None] & known[None, :]
+    place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    value = tl.load(logits + place, mask=inside, other=-float("inf")).to(tl.float32)
+    # Rows beyond the end have no largest number; they are not stored.
+    share = tl.where(known[None, :], tl.exp(value - tl.max(value, 1)[:, None]), 0.0)
+    worth = tl.load(bins + column, mask=known, other=0.0)
+    mean = tl.sum(share * worth[None, :], 1) / tl.sum(share, 1)
+    if SQUASHED:
+        size = tl.exp(tl.abs(mean)) - 1.0
+        mean = tl.where(mean < 0.0, -size, size)
+    tl.store(out + row, mean, mask=row < rows)
+
+
+def _tiles(width: int, rows: int) -> tuple[int, dict[str, int]]:
+    """How many programs, and what each has."""
+    columns = triton.next_power_of_2(width)
+    tile = max(1, TILE // columns)
+    return triton.cdiv(rows, tile), {"ROWS": tile, "COLUMNS": columns}
+
+
+def norm_mish(
+    x: Float[Tensor, "networks rows width"],
+    scale: Float[Tensor, "*members units"],
+    shift: Float[Tensor, "*members units"],
+    *,
+    eps: float,
+    bias: Float[Tensor, "all_members 1 width"] | None = None,
+    members: Int[Tensor, " networks"] | None = None,
+) -> Float[Tensor, "networks rows width"]:
+    """mish(norm(x + bias) · scale + shift), with zeros in what is wider than `units`."""
+    x = x.contiguous()
+    out, (networks, rows, width) = x.new_empty(x.shape), x.shape
+    programs, tiles = _tiles(width, rows)
+    launch(
+        norm_mish_kernel, (programs, networks),
+        x, scale if bias is None else bias, scale, shift, scale if members is None else members, out, rows,
+        EPS=eps, UNITS=scale.shape[-1], WIDTH=width, HAS_BIAS=bias is not None, CHOSEN=members is not None, **tiles,
+    )  # fmt: skip
+    return out
+
+
+def norm_simplex(
+    x: Float[Tensor, "rows size"],
+    scale: Float[Tensor, " size"],
+    shift: Float[Tensor, " size"],
+    *,
+    eps: float,
+    group: int,
+    width: int,
+) -> Float[Tensor, "rows size"]:
+    """SimNorm of norm(x) · scale + shift, for groups of a power of two. Rows go on with zeros up to `width`."""
+    rows, size = x.shape
+    out = x.new_empty(rows, width)
+    programs, tiles = _tiles(size, rows)
+    launch(
+        norm_simplex_kernel, (programs,),
+        x, scale, shift, out, rows, EPS=eps, UNITS=size, WIDTH=x.stride(0), OUT_WIDTH=width, GROUP=group,
+        SPARE=triton.next_power_of_2(max(1, width - size)), **tiles,
+    )  # fmt: skip
+    return out[:, :size]
+
+
+def two_hot_mean(
+    logits: Float[Tensor, "*lead bins"], bins: Float[Tensor, " bins"], *, squashed: bool
+) -> Float[Tensor, "*lead"]:
+    """`TwoHot.mean`; rows of logits may be the beginnings of wider ones."""
+    width = logits.stride(-2)
+    out = bins.new_empty(logits.shape[:-1])
+    programs, tiles = _tiles(logits.shape[-1], out.numel())
+    launch(
+        two_hot_mean_kernel, (programs,),
+        logits, bins, out, out.numel(), CLASSES=logits.shape[-1], WIDTH=width, SQUASHED=squashed, **tiles,
+    )  # fmt: skip
+    return out
