@@ -86,7 +86,7 @@ def randomize(*modules: torch.nn.Module, scale: float = 0.3) -> None:
     with torch.no_grad():
         for module in modules:
             for value in module.parameters():
-                value += scale * torch.randn(value.shape)
+                value += scale * torch.randn(value.shape).to(value.device)
 
 
 def make_batch(workflow: Any, *, seed: int = 0, ends: float = 0.2, weighted: bool = False) -> SequenceBatch:
