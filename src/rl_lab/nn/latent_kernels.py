@@ -17,14 +17,37 @@ from torch import Tensor
 
 from rl_lab.nn.fusion import launch
 
-TILE = 2048  # numbers that a program has at once
+TILE = 1024  # numbers that a warp has at once
 STEEP = tl.constexpr(20.0)  # above it mish(x) is x
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def normed(value, known, EPS: tl.constexpr, UNITS: tl.constexpr):
+def exponential(x, FAST: tl.constexpr):
+    """e^x; with FAST, without the instructions that keep the last digits of the smallest numbers."""
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x * LOG2_E], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return tl.exp(x)
+
+
+@triton.jit
+def inverse(x, FAST: tl.constexpr):
+    """1 / x, likewise."""
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return 1.0 / x
+
+
+@triton.jit
+def normed(value, known, EPS: tl.constexpr, UNITS: tl.constexpr, COLUMNS: tl.constexpr):
     """LayerNorm of rows, without scale and shift. `value` is 0 where a column is not known."""
-    centred = tl.where(known[None, :], value - (tl.sum(value, 1) / UNITS)[:, None], 0.0)
+    centred = value - (tl.sum(value, 1) / UNITS)[:, None]
+    if UNITS < COLUMNS:
+        centred = tl.where(known, centred, 0.0)
     return centred * (1.0 / tl.sqrt(tl.sum(centred * centred, 1) / UNITS + EPS))[:, None]
 
 
@@ -32,45 +55,46 @@ def normed(value, known, EPS: tl.constexpr, UNITS: tl.constexpr):
 def norm_mish_kernel(
     x, bias, scale, shift, members, out, rows,
     EPS: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr, CHOSEN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """mish(norm(x + bias) · scale + shift) of [networks, rows, WIDTH]; with CHOSEN, `members` says which networks."""
     network, row = tl.program_id(1), tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, COLUMNS)
-    known, inside = column < UNITS, (row < rows)[:, None] & (column < WIDTH)[None, :]
+    # Every row reads bias, scale and shift for itself, as it reads its numbers: to share them, threads would wait.
+    column = tl.broadcast_to(tl.arange(0, COLUMNS)[None, :], [ROWS, COLUMNS])
+    known, inside = column < UNITS, (row < rows)[:, None] & (column < WIDTH)
     own = tl.load(members + network) if CHOSEN else network
-    place = (network.to(tl.int64) * rows + row)[:, None] * WIDTH + column[None, :]
-    value = tl.load(x + place, mask=inside & known[None, :], other=0.0).to(tl.float32)
+    place = (network.to(tl.int64) * rows + row)[:, None] * WIDTH + column
+    value = tl.load(x + place, mask=inside & known, other=0.0).to(tl.float32)
     if HAS_BIAS:
-        value += tl.load(bias + own * WIDTH + column, mask=known, other=0.0).to(tl.float32)[None, :]
+        value += tl.load(bias + own * WIDTH + column, mask=known, other=0.0).to(tl.float32)
     factor = tl.load(scale + own * UNITS + column, mask=known, other=0.0).to(tl.float32)
     added = tl.load(shift + own * UNITS + column, mask=known, other=0.0).to(tl.float32)
-    z = normed(value, known, EPS, UNITS) * factor[None, :] + added[None, :]
+    z = normed(value, known, EPS, UNITS, COLUMNS) * factor + added
     # x·tanh(log(1 + e^x)) = x·n / (n + 2) with n = e^x (e^x + 2); what is not a number stays so
-    growth = tl.exp(tl.where(z > STEEP, STEEP, z))
+    growth = exponential(tl.minimum(z, STEEP), FAST)
     growth = growth * (growth + 2.0)
-    tl.store(out + place, (z * (growth / (growth + 2.0))).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + place, (z * growth * inverse(growth + 2.0, FAST)).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def norm_simplex_kernel(
     x, scale, shift, out, rows,
     EPS: tl.constexpr, UNITS: tl.constexpr, WIDTH: tl.constexpr, OUT_WIDTH: tl.constexpr, GROUP: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPARE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPARE: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
     """A softmax within every GROUP columns of norm(x) · scale + shift, then zeros up to OUT_WIDTH, at most SPARE."""
-    row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.broadcast_to(tl.arange(0, COLUMNS)[None, :], [ROWS, COLUMNS])
     known = column < UNITS
-    inside = (row < rows)[:, None] & known[None, :]
-    wide = row.to(tl.int64)[:, None]
-    value = tl.load(x + wide * WIDTH + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    inside, wide = (row < rows)[:, None] & known, row.to(tl.int64)[:, None]
+    value = tl.load(x + wide * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     factor = tl.load(scale + column, mask=known, other=0.0).to(tl.float32)
     added = tl.load(shift + column, mask=known, other=0.0).to(tl.float32)
-    z = normed(value, known, EPS, UNITS) * factor[None, :] + added[None, :]
+    z = normed(value, known, EPS, UNITS, COLUMNS) * factor + added
     groups = tl.reshape(z, [ROWS, COLUMNS // GROUP, GROUP])
-    share = tl.exp(groups - tl.max(groups, 2)[:, :, None])
-    share = tl.reshape(share / tl.sum(share, 2)[:, :, None], [ROWS, COLUMNS])
-    tl.store(out + wide * OUT_WIDTH + column[None, :], share.to(out.dtype.element_ty), mask=inside)
+    share = exponential(groups - tl.max(groups, 2)[:, :, None], FAST)
+    share = tl.reshape(share * inverse(tl.sum(share, 2), FAST)[:, :, None], [ROWS, COLUMNS])
+    tl.store(out + wide * OUT_WIDTH + column, share.to(out.dtype.element_ty), mask=inside)
     beyond = UNITS + tl.arange(0, SPARE)
     empty = tl.zeros([ROWS, SPARE], out.dtype.element_ty)
     tl.store(
@@ -100,10 +124,10 @@ def two_hot_mean_kernel(
 
 
 def _tiles(width: int, rows: int) -> tuple[int, dict[str, int]]:
-    """How many programs, and what each has."""
+    """How many programs, and what each has. A row stays in one warp, where that can hold it: several would wait."""
     columns = triton.next_power_of_2(width)
     tile = max(1, TILE // columns)
-    return triton.cdiv(rows, tile), {"ROWS": tile, "COLUMNS": columns}
+    return triton.cdiv(rows, tile), {"ROWS": tile, "COLUMNS": columns, "num_warps": max(1, columns // TILE)}
 
 
 def norm_mish(
@@ -122,7 +146,8 @@ def norm_mish(
     launch(
         norm_mish_kernel, (programs, networks),
         x, scale if bias is None else bias, scale, shift, scale if members is None else members, out, rows,
-        EPS=eps, UNITS=scale.shape[-1], WIDTH=width, HAS_BIAS=bias is not None, CHOSEN=members is not None, **tiles,
+        EPS=eps, UNITS=scale.shape[-1], WIDTH=width, HAS_BIAS=bias is not None, CHOSEN=members is not None,
+        FAST=x.is_cuda, **tiles,
     )  # fmt: skip
     return out
 
@@ -143,7 +168,7 @@ def norm_simplex(
     launch(
         norm_simplex_kernel, (programs,),
         x, scale, shift, out, rows, EPS=eps, UNITS=size, WIDTH=x.stride(0), OUT_WIDTH=width, GROUP=group,
-        SPARE=triton.next_power_of_2(max(1, width - size)), **tiles,
+        SPARE=triton.next_power_of_2(max(1, width - size)), FAST=x.is_cuda, **tiles,
     )  # fmt: skip
     return out[:, :size]
 

@@ -19,6 +19,7 @@ from rl_lab.nn.precision import TENSOR_CORE_MULTIPLE, WorkingCopies
 from rl_lab.simulation.simulator import Evaluation, ModelState, SimulatedStep, Simulator
 
 Result = TypeVar("Result")
+WORD = 4  # 16-bit numbers in 64 bits
 
 
 class TDMPCSimulator(Simulator):
@@ -102,7 +103,10 @@ class TDMPCSimulator(Simulator):
             return super().spread(state, candidates, particles)
         envs, size = state.shape
         wide = state.new_empty(envs, candidates * particles, self._latent_width, dtype=self._latent_dtype)
-        wide[..., :size], wide[..., size:] = state[:, None], 0.0
+        words = torch.int64 if size % WORD == 0 else self._latent_dtype  # copied at a time
+        short = state.to(self._latent_dtype).view(words)
+        wide.view(words)[..., : short.shape[1]] = short[:, None]
+        wide[..., size:] = 0.0
         return wide.flatten(0, 1)[:, :size]
 
     def evaluate(
