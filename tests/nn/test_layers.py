@@ -180,13 +180,14 @@ def test_the_written_out_derivative_is_autograds(layers: int) -> None:
 
 def test_recorded_rows_have_the_derivative_of_rows_that_came_together() -> None:
     """Layers that saw their rows part by part: outputs and gradients, also of the first rows alone."""
+    pytest.importorskip("numba")
     torch.manual_seed(0)
     head, x = Head(6, 3, units=8, layers=2), torch.randn(4, 5, 6)
-    record = head.trunk.record(4, 5, like=x)
+    record = head.record(4, 5, like=x)
     assert record is not None
     with torch.no_grad():
         parts = torch.stack([record.extend(part) for part in x])
-    torch.testing.assert_close(parts, head.trunk(x).detach())
+    torch.testing.assert_close(parts, head(x).detach())
     for rows in (x, x[:2]):
         target, wanted = torch.randn(*rows.shape[:-1], 3), list(head.parameters())
         expected, result = ((head(rows, given) * target).sum() for given in (None, record))

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from functools import cache
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rl_lab.nn.math import at_least_float32, identity, one_hot, softmax
+from rl_lab.nn import host_kernels as kernels
+from rl_lab.nn.math import at_least_float32, identity, in_float32_on_host, one_hot, softmax
 
 NoiseKind = Literal["exponential", "normal", "uniform"]
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -107,7 +109,13 @@ class UnimixCategorical:
 
     def sample(self, noise: Float[Tensor, "*lead classes"] | None = None) -> Float[Tensor, "*lead classes"]:
         """One-hot, straight-through: the gradient is that of the probabilities."""
-        return self._straight_through(self.sample_index(noise))
+        if torch.is_grad_enabled() or not in_float32_on_host(self.logits):
+            return self._straight_through(self.sample_index(noise))
+        noise = draw_noise(self.noise, self.logits.shape, "cpu") if noise is None else noise
+        logits = self.logits.numpy()
+        chosen, rows = np.empty(logits.shape, np.float32), (-1, self.classes)
+        kernels.sample_one_hot(logits.reshape(rows), noise.numpy().reshape(rows), self.unimix, chosen.reshape(rows))
+        return torch.from_numpy(chosen)
 
     def mode(self) -> Float[Tensor, "*lead classes"]:
         """One-hot of the likeliest class, straight-through."""

@@ -39,6 +39,11 @@ def has_triton(tensor: Tensor) -> bool:
     return tensor.is_cuda and _is_installed("triton")
 
 
+def has_numba() -> bool:
+    """Whether the kernels for the CPU can run. Without Numba the plain forms do their work."""
+    return _is_installed("numba")
+
+
 @cache
 def _is_installed(package: str) -> bool:
     return find_spec(package) is not None

@@ -11,30 +11,48 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rl_lab.nn.host_mlp import ONE_THREAD
+from rl_lab.nn.host_mlp import ONE_THREAD, Array
 
-MANY_ROWS = 1024  # fewer are not worth the calls
+MANY_ROWS = 64  # from so many on it pays to lay the matrix out anew
 TILE = 8  # a part has a multiple of so many rows
 
 
-def product(
-    x: Float[Tensor, "rows inputs"], weight: Float[Tensor, "inputs outputs"], *, out: Tensor | None = None
-) -> Float[Tensor, "rows outputs"]:
-    """x @ weight, on the CPU and in full precision."""
-    rows, part = len(x), ONE_THREAD // weight.numel() // TILE * TILE
-    if rows < MANY_ROWS or part == 0 or torch.get_num_threads() > 1:
-        return torch.mm(x, weight, out=out)
-    out = x.new_empty(rows, weight.shape[1]) if out is None else out
-    matrix, left, result = np.ascontiguousarray(weight.numpy()), x.numpy(), out.numpy()
+def multiply(
+    x: Float[Array, "rows inputs"], weight: Float[Array, "inputs outputs"], out: Float[Array, "rows outputs"]
+) -> Float[Array, "rows outputs"]:
+    """out = x @ weight."""
+    rows, part = len(x), ONE_THREAD // weight.size // TILE * TILE
+    if rows * weight.size <= ONE_THREAD:
+        return np.matmul(x, weight, out=out)
+    if part == 0 or torch.get_num_threads() > 1:
+        torch.mm(torch.from_numpy(x), torch.from_numpy(weight), out=torch.from_numpy(out))
+        return out
     whole = rows - rows % part
-    parts = (array[:whole].reshape(-1, part, array.shape[1]) for array in (left, result))
-    np.matmul(next(parts), matrix, out=next(parts))
-    np.matmul(left[whole:], matrix, out=result[whole:])
+    parts = (array[:whole].reshape(-1, part, array.shape[1]) for array in (x, out))
+    np.matmul(next(parts), weight, out=next(parts))
+    if whole < rows:
+        np.matmul(x[whole:], weight, out=out[whole:])
     return out
 
 
-def affine(x: Tensor, weight: Tensor, bias: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """x @ weight + bias, likewise."""
-    if len(x) < MANY_ROWS:
-        return torch.addmm(bias, x, weight, out=out)
-    return product(x, weight, out=out).add_(bias)
+def laid_out(weight: Float[Array, "inputs outputs"], rows: int) -> Float[Array, "inputs outputs"]:
+    """The matrix for products with so many rows."""
+    return np.ascontiguousarray(weight) if rows >= MANY_ROWS else weight
+
+
+def array_product(
+    x: Float[Array, "rows inputs"], weight: Float[Array, "inputs outputs"]
+) -> Float[Array, "rows outputs"]:
+    """x @ weight."""
+    rows = x.shape[0]
+    return multiply(x, laid_out(weight, rows), np.empty((rows, weight.shape[1]), x.dtype))
+
+
+def affine(
+    x: Float[Tensor, "*lead inputs"], weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"]
+) -> Float[Tensor, "*lead outputs"]:
+    """x @ weightᵀ + bias, without a gradient."""
+    rows = x.detach().numpy()
+    out = array_product(rows.reshape(-1, rows.shape[-1]), weight.detach().numpy().T)
+    out += bias.detach().numpy()
+    return torch.from_numpy(out.reshape(*rows.shape[:-1], -1))

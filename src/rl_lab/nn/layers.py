@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from rl_lab.errors import ConfigError
 from rl_lab.nn.fusion import has_triton
 from rl_lab.nn.host_products import affine
-from rl_lab.nn.math import at_least_float32, in_full_on_host
-from rl_lab.nn.normed_layers import LayerRecord, LayerTensors, normed_layers
+from rl_lab.nn.math import at_least_float32, in_float32_on_host, in_full_on_host
+from rl_lab.nn.normed_layers import HostLayers, LastLayer, LayerRecord, LayerTensors, normed_layers
 from rl_lab.nn.styles import DREAMER_V3, Initialization, LayerStyle
 
 TRUNCATION_GAIN = 1.1368  # brings the standard deviation of the truncated normal back to 1
@@ -69,8 +69,7 @@ class Linear(nn.Linear):
     def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out_features"]:
         if torch.is_grad_enabled() or self.bias is None or not in_full_on_host(x):
             return super().forward(x)
-        rows = affine(x.reshape(-1, self.in_features), self.weight.detach().t(), self.bias)
-        return rows.view(*x.shape[:-1], self.out_features)
+        return affine(x, self.weight, self.bias)
 
 
 class Conv(nn.Conv2d):
@@ -273,12 +272,22 @@ class MLP(nn.Sequential):
             return self._forward_fused(x)
         return normed_layers(x, self._tensors, self._eps) if self._written_out(x) else super().forward(x)
 
-    def record(self, parts: int, rows: int, like: Tensor) -> LayerRecord | None:
+    def forward_with(self, last: LastLayer, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"] | None:
+        """Together with the layer after it, where the derivative is written out."""
+        return normed_layers(x, self._tensors, self._eps, last) if self._written_out(x) else None
+
+    def record_with(self, last: LastLayer, parts: int, rows: int, like: Tensor) -> LayerRecord | None:
         """A record for so many parts of so many rows, where the derivative by inputs `like` this is written out."""
-        return LayerRecord(self._tensors, self._eps, parts=parts, rows=rows) if self._written_out(like) else None
+        if not self._written_out(like):
+            return None
+        return LayerRecord(self._tensors, self._eps, last, parts=parts, rows=rows)
+
+    def on_host(self, rows: int) -> HostLayers:
+        """For about so many rows, without a gradient, with the weights as they are now."""
+        return HostLayers(self._tensors, self._eps, rows=rows)
 
     def _written_out(self, x: Tensor) -> bool:
-        return len(self._tensors) > 0 and x.dtype == torch.float32 and in_full_on_host(x)
+        return len(self._tensors) > 0 and in_float32_on_host(x)
 
     def _forward_fused(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
         """Two kernels a layer: the product, and the rest."""
@@ -307,8 +316,23 @@ class Head(nn.Module):
     def forward(
         self, x: Float[Tensor, "*lead in_features"], record: LayerRecord | None = None
     ) -> Float[Tensor, "*lead out"]:
-        """`record`: of the hidden layers, where these have seen `x` already."""
-        return self.output(self.trunk(x) if record is None else record.outputs(x))
+        """`record`: of a network that has seen `x` already."""
+        if record is not None:
+            return record.outputs(x)
+        last = self._last()
+        out = None if last is None else self.trunk.forward_with(last, x)
+        return self.output(self.trunk(x)) if out is None else out
+
+    def record(self, parts: int, rows: int, like: Tensor) -> LayerRecord | None:
+        """For so many parts of so many rows, where its derivative by inputs `like` this is written out."""
+        last = self._last()
+        return None if last is None else self.trunk.record_with(last, parts, rows, like)
+
+    def _last(self) -> LastLayer | None:
+        """The output layer, where there is one only."""
+        layer = self.outputs[0]
+        assert isinstance(layer, Linear)
+        return LastLayer(layer.weight, layer.bias) if len(self.outputs) == 1 and layer.bias is not None else None
 
     def output(self, x: Float[Tensor, "*lead units"]) -> Float[Tensor, "*lead out"]:
         """What follows the hidden layers."""

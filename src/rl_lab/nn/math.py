@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rl_lab.nn.fusion import has_numba
+
 SHORT_AXIS = 16  # below one vector register of float32, torch's softmax on the CPU goes element by element
 
 
@@ -27,8 +29,16 @@ def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def in_full_on_host(x: Tensor) -> bool:
-    """Whether this is computed with on the CPU and without rounding to half precision: there NumPy can do so too."""
-    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+    """Whether this is computed with on the CPU and without rounding to half precision, and not being compiled: there
+    NumPy can do so too."""
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+        return False
+    return not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
+
+
+def in_float32_on_host(x: Tensor) -> bool:
+    """Whether the kernels of `rl_lab.nn.host_kernels` can work on it."""
+    return x.dtype == torch.float32 and in_full_on_host(x) and has_numba()
 
 
 def softmax(logits: Float[Tensor, "*lead classes"]) -> Float[Tensor, "*lead classes"]:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rl_lab.nn.host_products import affine, product
-from rl_lab.nn.math import constant
+from rl_lab.nn import host_kernels as kernels
+from rl_lab.nn.host_mlp import Array
+from rl_lab.nn.host_products import affine, array_product, laid_out, multiply
 
 
 class LayerTensors(NamedTuple):
@@ -25,90 +26,137 @@ class LayerTensors(NamedTuple):
     scale: Tensor  # of the norm
 
 
-def normed_layers(x: Tensor, layers: list[LayerTensors], eps: float) -> Tensor:
-    """The layers one after the other, over the last axis of `x`."""
+class LastLayer(NamedTuple):
+    """A linear layer."""
+
+    weight: Tensor  # [out, in]
+    bias: Tensor
+
+
+class _LayerArrays(NamedTuple):
+    """The same for NumPy, as it is now."""
+
+    weight: Float[Array, "inputs outputs"]
+    bias: Float[Array, " outputs"]
+    scale: Float[Array, " outputs"]
+
+    @classmethod
+    def of(cls, layer: LayerTensors, rows: int) -> _LayerArrays:
+        """For so many rows."""
+        weight, bias, scale = (tensor.detach().numpy() for tensor in layer)
+        return cls(laid_out(weight.T, rows), bias, scale)
+
+
+class _Kept(NamedTuple):
+    """What a derivative needs of a layer's rows: what the norm gave, its factors, and what the activation gave."""
+
+    normed: Float[Array, "rows outputs"]
+    factors: Float[Array, " rows"]
+    output: Float[Array, "rows outputs"]
+
+    @classmethod
+    def empty(cls, rows: int, size: int) -> _Kept:
+        return cls(np.empty((rows, size), np.float32), np.empty(rows, np.float32), np.empty((rows, size), np.float32))
+
+    def part(self, first: int, end: int) -> _Kept:
+        return _Kept(self.normed[first:end], self.factors[first:end], self.output[first:end])
+
+
+def normed_layers(x: Tensor, layers: list[LayerTensors], eps: float, last: LastLayer | None = None) -> Tensor:
+    """The layers one after the other, and then the last one, over the last axis of `x`."""
     rows = x.reshape(-1, x.shape[-1])
-    if torch.is_grad_enabled():
-        record = LayerRecord(layers, eps, parts=1, rows=len(rows))
-        with torch.no_grad():
-            record.extend(rows)
-        return record.outputs(x)
-    for layer in layers:
-        rows = affine(rows, layer.weight.detach().t(), layer.bias)
-        normalize_(rows, eps)
-        rows = F.silu(rows.mul_(layer.scale), inplace=True)
-    return rows.view(*x.shape[:-1], -1)
+    if not torch.is_grad_enabled():
+        outputs = torch.from_numpy(HostLayers(layers, eps, rows=rows.shape[0])(rows.detach().numpy()))
+        return (outputs if last is None else affine(outputs, *last)).view(*x.shape[:-1], -1)
+    record = LayerRecord(layers, eps, last, parts=1, rows=rows.shape[0])
+    return record.outputs(x, record.extend(rows))
 
 
-def normalize_(x: Tensor, eps: float, *, factor: Tensor | None = None) -> None:
-    """Divide by the root mean square over the last axis, in place; `factor` takes the inverse of that, [..., 1]."""
-    size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    factor = size if factor is None else factor
-    torch.addcmul(constant(eps, x.dtype), size, size, value=1.0 / x.shape[-1], out=factor)
-    x.mul_(factor.rsqrt_())
+class HostLayers:
+    """Layers to run without a gradient, as long as their weights stay as they are."""
+
+    def __init__(self, layers: list[LayerTensors], eps: float, *, rows: int) -> None:
+        """On about so many rows."""
+        self._layers, self._eps = [_LayerArrays.of(layer, rows) for layer in layers], eps
+
+    def __call__(self, x: Float[Array, "rows inputs"]) -> Float[Array, "rows outputs"]:
+        for weight, bias, scale in self._layers:
+            x = multiply(x, weight, np.empty((len(x), len(bias)), np.float32))
+            kernels.norm_silu(x, bias[None], scale[None], self._eps)
+        return x
 
 
 class LayerRecord:
     """Layers that run on their rows part by part, without a gradient, and keep what a derivative needs of it: all rows
     then have one together, as if they had come together."""
 
-    def __init__(self, layers: list[LayerTensors], eps: float, *, parts: int, rows: int) -> None:
-        """For so many parts with so many rows each."""
-        self._layers, self._eps = layers, eps
-        sizes = [len(layer.bias) for layer in layers]
-        # What is normed, the factors of the norm, and what the activation gave, of every layer.
-        self._kept = [
-            layers[0].weight.new_empty(parts * rows, size) for kind in (sizes, [1] * len(sizes), sizes) for size in kind
-        ]
-        by_part = zip(*(place.split(rows) for place in self._kept), strict=True)
-        self._parts = by_part if parts > 1 else iter([self._kept])
-        self._transposed = [layer.weight.detach().t() for layer in layers]
+    def __init__(
+        self, layers: list[LayerTensors], eps: float, last: LastLayer | None = None, *, parts: int, rows: int
+    ) -> None:
+        """For so many parts with so many rows each. `last`: what follows the layers."""
+        self._layers, self._last, self._eps, self._rows, self._extended = layers, last, eps, rows, 0
+        self._arrays = [_LayerArrays.of(layer, rows) for layer in layers]
+        self._kept = [_Kept.empty(parts * rows, len(layer.bias)) for layer in self._arrays]
+        self._weight = None if last is None else laid_out(last.weight.detach().numpy().T, rows)
 
     def extend(self, x: Float[Tensor, "rows inputs"]) -> Float[Tensor, "rows outputs"]:
-        """What the layers make of the next part."""
-        places, count = next(self._parts), len(self._layers)
-        for number, (layer, weight) in enumerate(zip(self._layers, self._transposed, strict=True)):
-            normed, factor, output = places[number::count]
-            affine(x, weight, layer.bias, out=normed)
-            normalize_(normed, self._eps, factor=factor)
-            x = F.silu(torch.mul(normed, layer.scale, out=output), inplace=True)
-        return x
+        """What the layers make of the next part, without a gradient."""
+        first, self._extended = self._extended, self._extended + self._rows
+        rows = x.detach().numpy()
+        for (weight, bias, scale), kept in zip(self._arrays, self._kept, strict=True):
+            normed, factors, output = kept.part(first, self._extended)
+            multiply(rows, weight, normed)
+            kernels.norm_silu_kept(normed, bias, scale, self._eps, factors, output)
+            rows = output
+        if self._last is not None and self._weight is not None:
+            rows = multiply(rows, self._weight, np.empty((self._rows, self._weight.shape[1]), np.float32))
+            rows += self._last.bias.detach().numpy()
+        return torch.from_numpy(rows)
 
-    def outputs(self, x: Float[Tensor, "*lead inputs"]) -> Float[Tensor, "*lead outputs"]:
-        """With a gradient, of the first rows; `x` are the inputs that they were."""
+    def outputs(self, x: Float[Tensor, "*lead inputs"], result: Tensor | None = None) -> Float[Tensor, "*lead outputs"]:
+        """With a gradient, of the first rows; `x` are the inputs that they were. `result`: where it is at hand."""
         rows = x.reshape(-1, x.shape[-1])
-        kept = self._kept if len(rows) == len(self._kept[0]) else [place[: len(rows)] for place in self._kept]
-        outputs = _NormedLayers.apply(rows, *kept, *(tensor for layer in self._layers for tensor in layer))
+        kept = [layer.part(0, rows.shape[0]) for layer in self._kept]
+        if result is None:
+            hidden = torch.from_numpy(kept[-1].output)
+            result = hidden if self._last is None else affine(hidden, *self._last)
+        layers = self._layers if self._last is None else [*self._layers, self._last]
+        outputs = _NormedLayers.apply(kept, result, rows, *(part for layer in layers for part in layer))
         return outputs.view(*x.shape[:-1], -1)
 
 
 class _NormedLayers(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *tensors: Tensor) -> Tensor:
-        """`tensors`: what a record kept, and those of the layers."""
-        ctx.count = len(tensors) // 6
+    def forward(ctx: Any, kept: list[_Kept], result: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        """`tensors`: those of the layers, and of a last one where there is one. `result`: what these give."""
+        ctx.kept = kept
         ctx.save_for_backward(x, *tensors)
-        return tensors[3 * ctx.count - 1].view_as(tensors[3 * ctx.count - 1])
+        return result.view_as(result)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        count = ctx.count
-        first, *saved = ctx.saved_tensors
-        normed, factors, outputs = saved[:count], saved[count : 2 * count], saved[2 * count : 3 * count]
-        inputs, tensors = [first, *outputs[:-1]], saved[3 * count :]
+        kept, (_, _, needs_x, *needs), (x, *tensors) = ctx.kept, ctx.needs_input_grad, ctx.saved_tensors
         gradients: list[Tensor | None] = []
-        for number in reversed(range(count)):
-            layer = LayerTensors(*tensors[3 * number : 3 * number + 3])
-            grad = torch.ops.aten.silu_backward(grad, normed[number] * layer.scale)
-            pull = grad * normed[number]
-            # What lies along the normed vector does not change its direction, so it has no effect.
-            along = torch.mv(pull, layer.scale).mul_(-1.0 / layer.scale.numel()).unsqueeze(1)
-            grad = grad.mul_(layer.scale).addcmul_(normed[number], along).mul_(factors[number])
-            place = 1 + 3 * (count + number)
-            frozen = not any(ctx.needs_input_grad[place : place + 3])
-            own = [None, None, None] if frozen else [grad.t() @ inputs[number], grad.sum(0), pull.sum(0)]
+        end = 3 * len(kept)
+        slope = grad.contiguous().numpy()
+        if len(tensors) > end:
+            gradients = [_by_weight(slope, kept[-1].output), grad.sum(0)] if any(needs[end:]) else [None, None]
+            slope = array_product(slope, tensors[end].detach().numpy())
+        for number in reversed(range(len(kept))):
+            weight, _, scale = (tensor.detach().numpy() for tensor in tensors[3 * number : 3 * number + 3])
+            normed, factors, _ = kept[number]
+            by_rows, (by_scale, by_bias) = np.empty_like(normed), np.empty((2, len(scale)), np.float32)
+            kernels.norm_silu_backward(slope, normed, factors, scale, by_rows, by_scale, by_bias)
+            own: list[Tensor | None] = [None, None, None]
+            if any(needs[3 * number : 3 * number + 3]):
+                inputs = kept[number - 1].output if number else x.detach().numpy()
+                own = [_by_weight(by_rows, inputs), torch.from_numpy(by_bias), torch.from_numpy(by_scale)]
             gradients = [*own, *gradients]
-            if number or ctx.needs_input_grad[0]:
-                grad = product(grad, layer.weight.detach())
-        return grad if ctx.needs_input_grad[0] else None, *[None] * (3 * count), *gradients
+            if number or needs_x:
+                slope = array_product(by_rows, weight)
+        return None, None, torch.from_numpy(slope) if needs_x else None, *gradients
+
+
+def _by_weight(by_outputs: Float[Array, "rows outputs"], inputs: Float[Array, "rows inputs"]) -> Tensor:
+    return torch.from_numpy(by_outputs).t() @ torch.from_numpy(inputs)

@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rl_lab.errors import CheckpointError, ConfigError
+from rl_lab.nn import host_kernels as kernels
 from rl_lab.nn.fusion import has_triton
+from rl_lab.nn.math import in_float32_on_host
 
 ROW = 64  # tensors lie in the flat buffers in whole rows, so that a per-tensor factor is one number per row
 
@@ -27,8 +30,22 @@ class _FlatGroup:
         size = ROW * sum(rows)
         self.momentum, self.second_moment = torch.zeros(size, device=device), torch.zeros(size, device=device)
         self.work, self.scratch = torch.zeros(size, device=device), torch.zeros(size, device=device)
-        pieces = self.work.split([ROW * count for count in rows])
-        self.views = [piece[: p.numel()].view(p.shape) for piece, p in zip(pieces, params, strict=True)]
+        sizes = [ROW * count for count in rows]
+        self.views = self._views(self.work, sizes)
+        self.on_host = all(in_float32_on_host(param) for param in params)
+        if self.on_host:
+            self._lay_out(sizes)
+
+    def _views(self, flat: Tensor, sizes: list[int]) -> list[Tensor]:
+        pieces = zip(flat.split(sizes), self.params, strict=True)
+        return [piece[: param.numel()].view(param.shape) for piece, param in pieces]
+
+    def _lay_out(self, sizes: list[int]) -> None:
+        """On the CPU the parameters become views of one vector too: then a step is two passes over memory."""
+        self.weights, self.firsts = torch.zeros_like(self.work), np.cumsum([0, *sizes])
+        for param, view in zip(self.params, self._views(self.weights, sizes), strict=True):
+            view.copy_(param.detach())
+            param.data = view
 
     def gather(self) -> Tensor:
         """Copy the gradients into `work`; their norms, [tensors]. A parameter without gradient has gradient 0."""
@@ -37,7 +54,16 @@ class _FlatGroup:
             self.work.zero_()
         if present:
             torch._foreach_copy_([view for view, _ in present], [grad for _, grad in present])
-        return torch.stack(torch._foreach_norm(self.views))
+        return self._norms(self.work) if self.on_host else torch.stack(torch._foreach_norm(self.views))
+
+    def sizes(self) -> Tensor:
+        """The parameters' norms, [tensors]."""
+        return self._norms(self.weights) if self.on_host else torch.stack(torch._foreach_norm(self.params))
+
+    def _norms(self, flat: Tensor) -> Tensor:
+        norms = torch.empty(len(self.params))
+        kernels.tensor_norms(flat.numpy(), self.firsts, norms.numpy())
+        return norms
 
     def scale(self, factors: Tensor) -> None:
         """Multiply each tensor's gradient by its factor; NaN and infinities become 0 (their update is not taken)."""
@@ -120,6 +146,10 @@ class LaProp(torch.optim.Optimizer):
             if flat is self._flat[0]:
                 self.last_learning_rate = rate
             factors = self._factors(group, flat, norms, finite)
+            if flat.on_host:
+                if finite:
+                    self._advance_on_host(group, flat, factors, rate)
+                continue
             if has_triton(flat.work):
                 self._advance_fused(group, flat, factors, rate, finite.to(rate.dtype))
             else:
@@ -142,7 +172,7 @@ class LaProp(torch.optim.Optimizer):
         """AGC, per tensor; 0 where the update is left out."""
         factors = torch.ones_like(norms)
         if group["agc"] is not None:
-            sizes = torch.stack(torch._foreach_norm(flat.params))
+            sizes = flat.sizes()
             factors = (norms / (group["agc"] * sizes.clamp(min=group["agc_floor"]))).clamp(min=1.0).reciprocal()
         return factors.masked_fill(~finite, 0.0)
 
@@ -168,6 +198,14 @@ class LaProp(torch.optim.Optimizer):
         ])  # fmt: skip
         moments = flat.momentum, flat.second_moment
         advance(flat.work, *moments, flat.segments, factors, scalars, eps=group["eps"], row=ROW)
+
+    def _advance_on_host(self, group: dict[str, Any], flat: _FlatGroup, factors: Tensor, rate: Tensor) -> None:
+        """`scale`, `_advance` and the step itself in one pass."""
+        momentum, rms = group["betas"]
+        scalars = [1.0 - rms, self._correction(rms), group["eps"], 1.0 - momentum, rate / self._correction(momentum)]
+        flats = (flat.work, flat.weights, flat.momentum, flat.second_moment)
+        numbers = np.array([float(value) for value in scalars], np.float32)
+        kernels.advance_laprop(*(part.numpy() for part in flats), flat.firsts, factors.numpy(), numbers)
 
     def _correction(self, beta: float) -> Tensor:
         """1 - beta^updates without cancellation; 1 before the first update, where nothing is divided by it."""

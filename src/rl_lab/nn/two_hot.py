@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rl_lab.errors import ConfigError
+from rl_lab.nn import two_hot_kernels as kernels
 from rl_lab.nn.fusion import has_triton, uses_kernels
-from rl_lab.nn.math import at_least_float32, in_full_on_host, symexp, symlog
+from rl_lab.nn.math import at_least_float32, in_float32_on_host, symexp, symlog
 
 Spacing = Literal["symexp", "linear"]
 
@@ -59,25 +60,36 @@ class TwoHot(nn.Module):
             from rl_lab.nn.latent_kernels import two_hot_mean
 
             return two_hot_mean(logits, self.bins, squashed=self.spacing == "linear")
+        if not torch.is_grad_enabled() and in_float32_on_host(logits):
+            return self._transformed(self._mean_on_host(logits))
         probs = torch.softmax(at_least_float32(logits), -1)
         surplus = probs[..., self.center + 1 :] - probs[..., : self.center].flip(-1)
-        mean = (surplus * self.bins[self.center + 1 :]).sum(-1)
+        return self._transformed((surplus * self.bins[self.center + 1 :]).sum(-1))
+
+    def _transformed(self, mean: Tensor) -> Tensor:
         return mean if self.spacing == "symexp" else symexp(mean)
+
+    def _mean_on_host(self, logits: Tensor) -> Tensor:
+        means = torch.empty(logits.shape[:-1])
+        kernels.mean(logits.reshape(-1, self.size).numpy(), self.bins.numpy(), means.view(-1).numpy())
+        return means
 
     def loss(self, logits: Float[Tensor, "*lead bins"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
         """Cross-entropy with the two-hot encoding of `target`, which is not materialised and gets no gradient."""
+        if in_float32_on_host(logits):
+            return self.losses(logits, target)[0]
         logits = at_least_float32(logits)
-        if in_full_on_host(logits):
-            return _HostCrossEntropy.apply(logits, *self._place(logits, target.unsqueeze(0))).squeeze(0)
         neighbours, upper_mass = self._place(logits, target)
         chosen = torch.log_softmax(logits, -1).gather(-1, neighbours)
         return -torch.lerp(chosen[..., 0], chosen[..., 1], upper_mass)
 
     def losses(self, logits: Float[Tensor, "*lead bins"], *targets: Float[Tensor, "*lead"]) -> list[Tensor]:
         """The same for several targets."""
-        if in_full_on_host(logits):
-            return list(_HostCrossEntropy.apply(logits, *self._place(logits, torch.stack(targets))))
-        return [self.loss(logits, target) for target in targets]
+        if not in_float32_on_host(logits):
+            return [self.loss(logits, target) for target in targets]
+        stacked = torch.stack(targets).detach().to(logits.dtype)
+        stacked = stacked if self.spacing == "symexp" else symlog(stacked)
+        return list(_HostCrossEntropy.apply(logits, self.bins, stacked))
 
     def _place(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """The two bins around each target [..., 2], and how much of it belongs to the upper one."""
@@ -94,24 +106,26 @@ class _HostCrossEntropy(torch.autograd.Function):
     """On the CPU: one softmax for several targets, and a derivative that is written out."""
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Float[Tensor, "*lead bins"], neighbours: Int[Tensor, "targets *lead 2"], upper_mass: Tensor
-    ) -> Float[Tensor, targets * lead]:
-        log_probs = torch.log_softmax(logits, -1)
-        ctx.save_for_backward(log_probs, neighbours, upper_mass)
-        chosen = log_probs.expand(len(neighbours), *logits.shape).gather(-1, neighbours)
-        return torch.lerp(chosen[..., 0], chosen[..., 1], upper_mass).neg_()
+    def forward(ctx: Any, logits: Float[Tensor, "*lead bins"], bins: Tensor, targets: Tensor) -> Tensor:
+        """Targets and losses are [targets, *lead]."""
+        count, shape = len(targets), logits.shape
+        rows = logits.reshape(-1, shape[-1]).contiguous()
+        losses, upper_mass = torch.empty(2, count, len(rows)).unbind()
+        lower, log_totals = torch.empty(count, len(rows), dtype=torch.int64), torch.empty(len(rows))
+        kept = losses, lower, upper_mass, log_totals
+        given = rows, bins, targets.reshape(count, -1).contiguous()
+        kernels.losses(*(tensor.numpy() for tensor in (*given, *kept)))
+        ctx.save_for_backward(rows, *kept[1:])
+        return losses.view(targets.shape)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Float[Tensor, targets * lead]) -> tuple[Tensor | None, ...]:
-        """softmax - two-hot, each target as much as its loss counts."""
-        log_probs, neighbours, upper_mass = ctx.saved_tensors
-        by_logits = log_probs.exp().mul_(grad.sum(0).unsqueeze(-1))
-        upper = grad * upper_mass
-        for place, mass in zip(neighbours, torch.stack([upper - grad, -upper], -1), strict=True):
-            by_logits.scatter_add_(-1, place, mass)
-        return by_logits, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows = ctx.saved_tensors[0]
+        by_logits = torch.empty_like(rows)
+        given = grad.reshape(len(grad), -1).contiguous(), *ctx.saved_tensors, by_logits
+        kernels.losses_backward(*(tensor.numpy() for tensor in given))
+        return by_logits.view(*grad.shape[1:], -1), None, None
 
 
 class PlainScalar(nn.Module):

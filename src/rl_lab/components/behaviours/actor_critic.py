@@ -171,7 +171,7 @@ class ActorCritic:
             self._copies.refresh()
         record = None
         if self.rules.gradient == "reinforce" and self._copies is None:
-            record = self.actor.head.trunk.record(*lead, like=start.deter)
+            record = self.actor.head.record(*lead, like=start.deter)
         policy = self._choose if record is None else partial(self._choose_recorded, record)
         dream = self._dream_rssm.imagine(start, policy, latent_noise=noise, action_noise=action_noise)
         return dream.features, dream.actions, record
@@ -180,7 +180,7 @@ class ActorCritic:
         return self._dream_actor.distribution(self._dream_actor(features.detach())).sample(noise)
 
     def _choose_recorded(self, record: LayerRecord, features: Tensor, noise: Tensor) -> Tensor:
-        return self.actor.distribution(self.actor.head.output(record.extend(features))).sample(noise)
+        return self.actor.distribution(record.extend(features)).sample(noise)
 
     # The judgement ----------------------------------------------------------------------------------------------------
 

@@ -1,72 +1,89 @@
-"""The deterministic path of the block RSSM on the CPU, where nothing needs a gradient.
+"""Dreams of the block RSSM on the CPU in float32, where nothing needs a gradient.
 
-`BlockRSSM.advance` with fewer operations and passes over memory: the input layers share one norm, the part of the core
-layer that all blocks see is one product, and each gate lies by itself instead of block by block.
+`BlockRSSM.predict_step` with fewer operations and passes over memory: the input layers share one norm, the part of the
+core layer that all blocks see is one product, and what lies between the products is done in one pass each.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import torch
-import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.components.representation_learners.host_loops import block_product
-from rl_lab.nn.host_products import affine
-from rl_lab.nn.layers import BlockLinear, NormedLinear, RMSNorm
-from rl_lab.nn.normed_layers import normalize_
+from rl_lab.components.representation_learners.posterior_scan import ScanShape
+from rl_lab.nn import host_kernels as kernels
+from rl_lab.nn.host_products import laid_out, multiply
+from rl_lab.nn.layers import MLP, BlockLinear, Linear, NormedLinear, RMSNorm
 
 
-class HostRecurrence:
-    """Fills in the deter of `states` [steps, rows, size], step by step. Made anew for every dream, from the weights as
-    they are then."""
+class HostDream:
+    """Fills in the features of a dream, step by step. Made anew for every dream, from the weights as they are then."""
 
     def __init__(
         self,
-        states: LatentState,
+        start: LatentState,
+        steps: int,
+        *,
         layers: list[NormedLinear],
         core: BlockLinear,
         core_norm: RMSNorm,
         gates: BlockLinear,
+        prior_layers: MLP,
+        prior_logits: Linear,
+        shape: ScanShape,
     ) -> None:
         """`layers`: those of deter, stoch and action."""
-        blocks, block, self._eps = core.blocks, core.out_features // core.blocks, core_norm.eps
-        self._scales, self._core_scale = torch.stack([layer.norm.weight for layer in layers]), core_norm.weight
-        self._block_weight = core.weight[:, :block].numpy()
-        self._shared_weight = core.weight[:, block:].transpose(0, 1).reshape(-1, core.out_features)
-        self._core_bias = core.bias
-        # (reset | candidate | update), each with all its blocks.
-        self._gates_weight = gates.weight.view(blocks, block, 3, block).permute(2, 0, 1, 3).contiguous().numpy()
-        offset = core.bias.new_tensor([0.0, 0.0, -1.0]).view(3, 1, 1)
-        self._gates_bias = gates.bias.view(blocks, 3, block).transpose(0, 1).reshape(3, 1, -1) + offset
-        # Every step writes to the same places; `arrays` are those that NumPy works on.
-        self._deter, self._stoch, self._deter_array = states.deter.unbind(), states.stoch.unbind(), states.deter.numpy()
-        rows = states.deter.shape[1]
-        inputs = core.bias.new_empty(rows, *self._scales.shape)
-        self._inputs, self._flat_inputs = inputs, inputs.view(rows, -1)
-        work = core.bias.new_empty(5, rows, core.out_features)
-        self._core, self._own, self._gates = work[0], work[1], work[2:]
-        self._arrays = self._core.numpy(), self._own.numpy(), self._gates.numpy()
-        self._layers = [
-            (layer.linear.bias, layer.linear.weight.detach().t(), place)
-            for layer, place in zip(layers, inputs.unbind(1), strict=True)
-        ]
+        rows, deter = start.deter.shape
+        block, self._shape, self._eps = deter // core.blocks, shape, core_norm.eps
+        self.features = start.deter.new_empty(steps + 1, rows, deter + start.stoch.shape[1])
+        self.states = LatentState(self.features[..., :deter], self.features[..., deter:])
+        self.states.deter[0], self.states.stoch[0] = start.deter, start.stoch
+        self._whole, self._deter, self._stoch = (part.numpy() for part in (self.features, *self.states[:2]))
+        # The weights.
+        self._layer_weights = [laid_out(_array(layer.linear.weight).T, rows) for layer in layers]
+        self._layer_biases = np.stack([_array(layer.linear.bias) for layer in layers])
+        self._layer_scales = np.stack([_array(layer.norm.weight) for layer in layers])
+        weight = _array(core.weight)
+        self._block_weight = weight[:, :block]
+        self._shared_weight = np.ascontiguousarray(weight[:, block:].swapaxes(0, 1)).reshape(-1, deter)
+        self._core_bias, self._core_scale = _array(core.bias)[None], _array(core_norm.weight)[None]
+        self._gates_weight, self._gates_bias = _array(gates.weight), _array(gates.bias)
+        self._prior = prior_layers.on_host(rows)
+        self._logits_weight = laid_out(_array(prior_logits.weight).T, rows)
+        self._logits_bias = _array(prior_logits.bias)
+        # Every step writes to the same places.
+        self._inputs = np.empty((rows, *self._layer_scales.shape), np.float32)
+        self._core, self._own = np.empty((2, rows, deter), np.float32)
+        self._gates = np.empty((rows, 3 * deter), np.float32)
+        self._logits, self._sample = np.empty((2, rows, start.stoch.shape[1]), np.float32)
 
-    def advance(self, t: int, action: Tensor) -> Tensor:
-        """The deter of step t + 1."""
-        deter, core, (core_array, own_array, gates_array) = self._deter[t], self._core, self._arrays
-        action = action / action.abs().clamp_min_(1.0)
-        for x, (bias, weight, place) in zip((deter, self._stoch[t], action), self._layers, strict=True):
-            affine(x, weight, bias, out=place)
-        normalize_(self._inputs, self._eps)
-        F.silu(self._inputs.mul_(self._scales), inplace=True)
-        affine(self._flat_inputs, self._shared_weight, self._core_bias, out=core)
-        block_product(self._deter_array[t], self._block_weight, out=own_array)
-        normalize_(core.add_(self._own), self._eps)
-        F.silu(core.mul_(self._core_scale), inplace=True)
-        block_product(core_array, self._gates_weight, out=gates_array)
-        reset, candidate, update = self._gates.add_(self._gates_bias).unbind()
-        candidate.mul_(reset.sigmoid_())
-        np.tanh(gates_array[1], out=gates_array[1])  # torch's takes several times as long
-        return torch.lerp(deter, candidate, update.sigmoid_(), out=self._deter[t + 1])
+    def step(
+        self, t: int, action: Float[np.ndarray, "rows action"], noise: Float[np.ndarray, "rows groups classes"]
+    ) -> None:
+        """From step t and the action chosen in it to step t + 1."""
+        self._advance(t, action / np.maximum(np.abs(action), 1.0))
+        logits = multiply(self._prior(self._deter[t + 1]), self._logits_weight, self._logits)
+        logits += self._logits_bias
+        places = (part.reshape(-1, self._shape.classes) for part in (logits, noise, self._sample))
+        kernels.sample_one_hot(next(places), next(places), self._shape.unimix, next(places))
+        self._stoch[t + 1] = self._sample
+
+    def _advance(self, t: int, action: Float[np.ndarray, "rows action"]) -> None:
+        inputs, core, gates = self._inputs, self._core, self._gates
+        rows, _, hidden = inputs.shape
+        for number, x in enumerate((self._deter[t], self._stoch[t], action)):
+            multiply(x, self._layer_weights[number], inputs[:, number])
+        kernels.norm_silu(inputs.reshape(-1, hidden), self._layer_biases, self._layer_scales, self._eps)
+        multiply(inputs.reshape(rows, -1), self._shared_weight, core)
+        block_product(self._deter[t], self._block_weight, out=self._own)
+        core += self._own
+        kernels.norm_silu(core, self._core_bias, self._core_scale, self._eps)
+        block_product(core, self._gates_weight, out=gates)
+        gates += self._gates_bias
+        kernels.gated_update(gates.reshape(rows, self._shape.blocks, 3, -1), self._whole[t], self._whole[t + 1])
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().numpy()

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rl_lab.components.representation_learners.base import CategoricalModel, Dream, LatentState, Policy
-from rl_lab.components.representation_learners.host_dream import HostRecurrence
-from rl_lab.components.representation_learners.host_loops import HostLoops
+from rl_lab.components.representation_learners.host_dream import HostDream
+from rl_lab.components.representation_learners.host_loops import HostLoops, host_outside_gradients
 from rl_lab.components.representation_learners.posterior_scan import (
     PosteriorScan,
     ScanFunctions,
@@ -24,7 +24,7 @@ from rl_lab.components.representation_learners.posterior_scan import (
 )
 from rl_lab.nn.capture import compile_block
 from rl_lab.nn.layers import MLP, BlockLinear, Linear, NormedLinear, RMSNorm
-from rl_lab.nn.math import at_least_float32, in_full_on_host
+from rl_lab.nn.math import at_least_float32, in_float32_on_host
 
 
 class BlockRSSM(CategoricalModel):
@@ -57,7 +57,8 @@ class BlockRSSM(CategoricalModel):
         self.posterior_logits = Linear(hidden, self.stoch_size)
         self.prior_layers = MLP(deter, hidden, prior_layers)
         self.prior_logits = Linear(hidden, self.stoch_size)
-        self._scans = [ScanFunctions(HostLoops()), ScanFunctions()]  # the first that suits is taken
+        # The first that suits is taken.
+        self._scans = [ScanFunctions(HostLoops(), host_outside_gradients), ScanFunctions()]
 
     def compile_steps(self, dtype: torch.dtype = torch.float32) -> None:
         super().compile_steps(dtype)
@@ -140,20 +141,19 @@ class BlockRSSM(CategoricalModel):
         action_noise: Float[Tensor, "horizon b *action"],
     ) -> Dream:
         """Roll the prior forward. Without gradients on the CPU: in one array that holds the features of all steps."""
-        if torch.is_grad_enabled() or not in_full_on_host(start.deter):
+        if torch.is_grad_enabled() or not in_float32_on_host(start.deter):
             return super().imagine(start, policy, latent_noise=latent_noise, action_noise=action_noise)
-        features = start.deter.new_empty(len(latent_noise) + 1, len(start.deter), self.feature_size)
-        states = LatentState(features[..., : self.deter], features[..., self.deter :])
-        states.deter[0], states.stoch[0] = start.deter, start.stoch
-        layers = [self.deter_layer, self.stoch_layer, self.action_layer]
-        recurrence = HostRecurrence(states, layers, self.core, self.core_norm, self.gates)
+        dream = HostDream(
+            start, len(latent_noise), layers=[self.deter_layer, self.stoch_layer, self.action_layer], core=self.core,
+            core_norm=self.core_norm, gates=self.gates, prior_layers=self.prior_layers, prior_logits=self.prior_logits,
+            shape=self.scan_shape,
+        )  # fmt: skip
         actions = []
         with torch.inference_mode():  # each operation is a little cheaper
-            for t, noise in enumerate(zip(latent_noise, action_noise, strict=True)):
-                actions.append(policy(features[t], noise[1]))
-                deter = recurrence.advance(t, actions[t].to(features.dtype))
-                states.stoch[t + 1] = self.sample(self.prior(deter), noise[0], deter.dtype)
-        return Dream(states, features, torch.stack(actions))
+            for t, noise in enumerate(latent_noise.numpy()):
+                actions.append(policy(dream.features[t], action_noise[t]))
+                dream.step(t, actions[t].float().numpy(), noise)
+        return Dream(dream.states, dream.features, torch.stack(actions))
 
     # Helpers ----------------------------------------------------------------------------------------------------------
 
