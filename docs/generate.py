@@ -158,11 +158,12 @@ def side_by_side_table(path: Path) -> str:
 
 def speed_table(folder: Path) -> str:
     """One row for each file that benchmarks/dreamer_v3_update.py wrote."""
-    rows = []
+    rows, notes = [], []
     for path in sorted(folder.glob("*.json"), key=_by_number):
         result = json.loads(path.read_text(encoding="utf-8"))
         if "ms_per_update" not in result:
             continue
+        notes += [f"Size {result['size']}: {note}" for note in _notes(result)]
         batch, length = result["batch"]
         rows.append(
             [
@@ -172,7 +173,7 @@ def speed_table(folder: Path) -> str:
                 result["device"],
                 f"{result['ms_per_update']:.1f} ms",
                 f"{result['kernels_per_update']:,}" if "kernels_per_update" in result else "",
-                f"{result['gpu_busy_share']:.0%}" if "gpu_busy_share" in result else "",
+                f"{min(result['gpu_busy_share'], 1.0):.0%}" if "gpu_busy_share" in result else "",
                 f"{result['warmup_s']:.0f} s",
                 f"{result['act_ms_1']:.2f} / {result['act_ms_16']:.2f} ms" if "act_ms_16" in result else "",
                 f"{result['peak_gpu_mb']:,.0f} MiB" if "peak_gpu_mb" in result else "",
@@ -181,7 +182,7 @@ def speed_table(folder: Path) -> str:
     if not rows:
         return "No speed is recorded yet."
     head = ["Size", "Observation", "Batch", "Device", "Update", "Kernels", "GPU busy", "Warm-up", "Act, 1 / 16 envs"]
-    return _table([*head, "Peak GPU memory"], rows)
+    return "\n\n".join([_table([*head, "Peak GPU memory"], rows), *notes])
 
 
 def planning_table(path: Path) -> str:
@@ -196,7 +197,7 @@ def planning_table(path: Path) -> str:
     ]
     batch, length = result["batch"]
     title = f"Size {result['size']}, {batch} × {length} records, {result['precision']}, {result['device']}"
-    return _table([title, ""], rows)
+    return "\n\n".join([_table([title, ""], rows), *_notes(result)])
 
 
 def cpu_table(path: Path) -> str:
@@ -214,6 +215,9 @@ def cpu_table(path: Path) -> str:
 
 def atari_table(path: Path) -> str:
     """What benchmarks/atari_throughput.py wrote."""
+    if not path.exists():
+        return "Not recorded yet."
+    result = json.loads(path.read_text(encoding="utf-8"))
     rows = [
         [
             str(row["num_envs"]),
@@ -222,10 +226,10 @@ def atari_table(path: Path) -> str:
             f"{row['env_steps_per_s']:.0f}",
             f"{row['updates_per_s']:.1f}",
         ]
-        for row in _rows(path)
+        for row in result["rows"]
     ]
     head = ["Environments", "Overlap", "Back end", "Env steps / s", "Updates / s"]
-    return _table(head, rows) if rows else "Not recorded yet."
+    return "\n\n".join([_table(head, rows), *_notes(result)])
 
 
 def planners_table(path: Path) -> str:
@@ -269,6 +273,11 @@ def _cell(cell: dict[str, Any]) -> str:
     if "reason" in cell:
         return cell["reason"].removeprefix("controllers.planner: ")
     return f"{cell['return_mean']:.1f} ± {cell['return_std']:.0f}"
+
+
+def _notes(result: dict[str, Any]) -> list[str]:
+    """What a reader must know of how it was measured."""
+    return [result["note"]] if "note" in result else []
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:

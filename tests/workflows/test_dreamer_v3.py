@@ -248,3 +248,12 @@ def test_working_copies_follow_the_weights():
     assert torch.equal(twin.linear.weight, layer.linear.weight.bfloat16())
     assert torch.equal(twin.norm.weight, layer.norm.weight)
     assert not twin.linear.weight.requires_grad
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_evaluation_takes_the_likeliest_action_or_samples(sample: bool) -> None:
+    """The published scores are those of an agent that samples."""
+    workflow = make_dreamer(action=CONTINUOUS, sample_in_eval=sample)
+    latent = LatentState(torch.randn(4, workflow.rssm.deter), torch.randn(4, workflow.rssm.stoch_size))
+    first, second = (workflow._choose_action(latent, mode="eval") for _ in range(2))
+    assert torch.equal(first, second) != sample

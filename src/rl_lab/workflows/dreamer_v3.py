@@ -17,6 +17,7 @@ from rl_lab.components.behaviours.actor_critic import Root
 from rl_lab.components.predictors import ContinuePredictor
 from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.components.return_computers import lambda_returns
+from rl_lab.workflows.base import Mode
 from rl_lab.workflows.context import WorkflowContext
 from rl_lab.workflows.dreamer import Dreamer, GradientChoice, Losses
 from rl_lab.workflows.latent import Replayed
@@ -46,6 +47,7 @@ class DreamerV3(Dreamer):
         root: Root = "predicted",
         entropy_scale: float = 3e-4,
         slow_value_scale: float = 1.0,
+        sample_in_eval: bool = False,  # as the published scores were made
         loss_scales: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(
@@ -55,10 +57,14 @@ class DreamerV3(Dreamer):
         self.horizon, self.lambda_, self.free_nats = horizon, lambda_, free_nats
         self.actor_gradient, self.root = actor_gradient, root
         self.entropy_scale, self.slow_value_scale = entropy_scale, slow_value_scale
+        self.sample_in_eval = sample_in_eval
 
     def _bind_context(self, context: WorkflowContext) -> None:
         context.component("continue", ContinuePredictor)  # it holds the discount
         super()._bind_context(context)
+
+    def _choose_action(self, latent: LatentState, *, mode: Mode) -> Tensor:
+        return super()._choose_action(latent, mode="train" if self.sample_in_eval else mode)
 
     def divergence_losses(self, posterior: Any, prior: Any) -> tuple[Losses, Tensor]:
         """The prior learns more than the posterior. One free nat for each step, not for their mean."""
