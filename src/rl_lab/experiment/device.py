@@ -30,8 +30,7 @@ def resolve_precision(name: str, device: torch.device) -> torch.dtype | None:
     """The autocast type; None means float32. With `tf32`, a GPU multiplies float32 matrices with short mantissas."""
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-        # Image networks see few sizes: measure which convolution is fastest, of all that there are.
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.benchmark_limit = True, 0
+        torch.backends.cudnn.benchmark = True  # image networks see few sizes: measure which convolution is fastest
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else None
     return torch.bfloat16 if name == "bfloat16" else None
