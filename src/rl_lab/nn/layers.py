@@ -67,7 +67,8 @@ class Linear(nn.Linear):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out_features"]:
-        if torch.is_grad_enabled() or self.bias is None or not in_full_on_host(x):
+        fits = x.shape[-1] == self.in_features  # else torch's own layer says so best
+        if torch.is_grad_enabled() or self.bias is None or not (fits and in_full_on_host(x)):
             return super().forward(x)
         return affine(x, self.weight, self.bias)
 
@@ -287,7 +288,7 @@ class MLP(nn.Sequential):
         return HostLayers(self._tensors, self._eps, rows=rows)
 
     def _written_out(self, x: Tensor) -> bool:
-        return len(self._tensors) > 0 and in_float32_on_host(x)
+        return len(self._tensors) > 0 and x.shape[-1] == self.in_features and in_float32_on_host(x)
 
     def _forward_fused(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
         """Two kernels a layer: the product, and the rest."""
@@ -329,10 +330,11 @@ class Head(nn.Module):
         return None if last is None else self.trunk.record_with(last, parts, rows, like)
 
     def _last(self) -> LastLayer | None:
-        """The output layer, where there is one only."""
+        """The output layer, where there is one only, and no other kind has taken its place."""
         layer = self.outputs[0]
-        assert isinstance(layer, Linear)
-        return LastLayer(layer.weight, layer.bias) if len(self.outputs) == 1 and layer.bias is not None else None
+        if len(self.outputs) > 1 or not isinstance(layer, Linear) or layer.bias is None:
+            return None
+        return LastLayer(layer.weight, layer.bias)
 
     def output(self, x: Float[Tensor, "*lead units"]) -> Float[Tensor, "*lead out"]:
         """What follows the hidden layers."""
