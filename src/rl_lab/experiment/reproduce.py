@@ -152,7 +152,7 @@ def _protocol(prepared: Prepared, episodes: int) -> dict[str, Any]:
         "environment_version": environment_versions(settings.environment.id),
         "episodes": episodes,
         "seeds": SEEDS,
-        "actions": "greedy",
+        "actions": "sampled" if prepared.config["workflow"].get("sample_in_eval") else "greedy",
         "selection": selection,
         "summary": "interquartile mean over seeds, 95 % bootstrap interval",
     }
