@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rl_lab.errors import CheckpointError, ConfigError
+from rl_lab.nn.flat_vector import move_into, padded_sizes, piece_views
 
 ALIGNED = 16  # numbers; every tensor begins at a whole cache line
 
@@ -39,27 +40,21 @@ class FlatAdam(torch.optim.Optimizer):
         super().__init__(params, {"lr": float(lr), "betas": tuple(map(float, betas)), "eps": float(eps)})
         self.params: list[Tensor] = [value for group in self.param_groups for value in group["params"]]
         self.clip, self.weight_decay, device = clip, weight_decay, self.params[0].device
-        sizes = [-(-value.numel() // ALIGNED) * ALIGNED for value in self.params]
+        sizes = padded_sizes(self.params, ALIGNED)
         self.weights, self.gradient, self.momentum, self.second_moment = torch.zeros(4, sum(sizes), device=device)
         self.updates = torch.zeros((), device=device)
         # Of the last update, on its device; plain numbers on the CPU.
         self.norm: Tensor | float = torch.zeros((), device=device)  # of the gradient, before clipping
         self.left_out: Tensor | float = torch.zeros((), device=device)  # 1: the update was
-        self._gradients = self._views(self.gradient, sizes)
+        self._gradients = piece_views(self.gradient, self.params, sizes)
         self._host_gradient = self.gradient.numpy() if device.type == "cpu" else None
         everything, start = (self.weights, self.gradient, self.momentum, self.second_moment), 0
         self._parts: list[tuple[list[Tensor], ...]] = []  # those of each group
         for group in self.param_groups:
-            stop = start + sum(-(-value.numel() // ALIGNED) * ALIGNED for value in group["params"])
+            stop = start + sum(padded_sizes(group["params"], ALIGNED))
             self._parts.append(tuple([flat[start:stop]] for flat in everything))
             start = stop
-        for value, view in zip(self.params, self._views(self.weights, sizes), strict=True):
-            view.copy_(value.detach())
-            value.data = view
-
-    def _views(self, flat: Tensor, sizes: list[int]) -> list[Tensor]:
-        pieces = zip(flat.split(sizes), self.params, strict=True)
-        return [piece[: value.numel()].view(value.shape) for piece, value in pieces]
+        move_into(self.weights, self.params, sizes)
 
     @property
     def last_grad_norm(self) -> Tensor:

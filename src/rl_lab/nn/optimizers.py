@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_lab.errors import CheckpointError, ConfigError
 from rl_lab.nn import host_kernels as kernels
+from rl_lab.nn.flat_vector import move_into, padded_sizes, piece_views
 from rl_lab.nn.fusion import has_triton
 from rl_lab.nn.math import in_float32_on_host
 
@@ -23,29 +24,17 @@ class _FlatGroup:
 
     def __init__(self, params: list[Tensor]) -> None:
         self.params = params
-        rows = [-(-param.numel() // ROW) for param in params]
-        device = params[0].device
-        segments = torch.repeat_interleave(torch.arange(len(params)), torch.tensor(rows))
+        sizes, device = padded_sizes(params, ROW), params[0].device
+        segments = torch.repeat_interleave(torch.arange(len(params)), torch.tensor(sizes) // ROW)
         self.segments = segments.to(device)  # [rows] which tensor a row belongs to
-        size = ROW * sum(rows)
+        size = sum(sizes)
         self.momentum, self.second_moment = torch.zeros(size, device=device), torch.zeros(size, device=device)
         self.work, self.scratch = torch.zeros(size, device=device), torch.zeros(size, device=device)
-        sizes = [ROW * count for count in rows]
-        self.views = self._views(self.work, sizes)
+        self.views = piece_views(self.work, params, sizes)
         self.on_host = all(in_float32_on_host(param) for param in params)
-        if self.on_host:
-            self._lay_out(sizes)
-
-    def _views(self, flat: Tensor, sizes: list[int]) -> list[Tensor]:
-        pieces = zip(flat.split(sizes), self.params, strict=True)
-        return [piece[: param.numel()].view(param.shape) for piece, param in pieces]
-
-    def _lay_out(self, sizes: list[int]) -> None:
-        """On the CPU the parameters become views of one vector too: then a step is two passes over memory."""
-        self.weights, self.firsts = torch.zeros_like(self.work), np.cumsum([0, *sizes])
-        for param, view in zip(self.params, self._views(self.weights, sizes), strict=True):
-            view.copy_(param.detach())
-            param.data = view
+        if self.on_host:  # the parameters become views of one vector too: then a step is two passes over memory
+            self.weights, self.firsts = torch.zeros_like(self.work), np.cumsum([0, *sizes])
+            move_into(self.weights, params, sizes)
 
     def gather(self) -> Tensor:
         """Copy the gradients into `work`; their norms, [tensors]. A parameter without gradient has gradient 0."""

@@ -81,8 +81,7 @@ class Simulator(ABC):
         total, weight = torch.zeros_like(actions[:, 0, 0]), torch.ones_like(actions[:, 0, 0])
         for time in range(actions.shape[1]):
             state, reward, continuation = self.step(state, actions[:, time])
-            total = total + weight * reward
-            weight = weight * continuation * discount
+            total, weight = account(total, weight, reward, continuation, discount)
         return Evaluation(total, weight, state)
 
     def value(self, state: ModelState) -> Float[Tensor, " batch"]:
@@ -122,10 +121,21 @@ class Simulator(ABC):
         return Rollout(states, torch.stack(taken, 1), torch.stack(rewards, 1), torch.stack(continuations, 1))
 
 
+def account(
+    total: Float[Tensor, " batch"],
+    weight: Float[Tensor, " batch"],
+    reward: Float[Tensor, " batch"],
+    continuation: Float[Tensor, " batch"],
+    discount: float,
+) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
+    """`total` and `weight` of an Evaluation after one more step."""
+    return total + weight * reward, weight * continuation * discount
+
+
 def discounted(
     reward: Float[Tensor, "batch horizon"], continuation: Float[Tensor, "batch horizon"], discount: float
 ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """`total` and `weight` of an Evaluation, from all steps at once."""
+    """The same from all steps at once."""
     weight = (continuation * discount).cumprod(1)
     return reward[:, 0] + (weight[:, :-1] * reward[:, 1:]).sum(1), weight[:, -1]
 

@@ -16,7 +16,7 @@ from rl_lab.components.dynamics.latent import LatentModel
 from rl_lab.components.encoders.latent import LatentEncoder
 from rl_lab.nn.capture import compile_block
 from rl_lab.nn.precision import TENSOR_CORE_MULTIPLE, WorkingCopies
-from rl_lab.simulation.simulator import Evaluation, ModelState, SimulatedStep, Simulator
+from rl_lab.simulation.simulator import Evaluation, ModelState, SimulatedStep, Simulator, account
 
 Result = TypeVar("Result")
 WORD = 4  # 16-bit numbers in 64 bits
@@ -145,17 +145,6 @@ def _on_plain(function: Callable[..., Result]) -> Callable[..., Result]:
         return function(*(whole if torch.is_grad_enabled() else [tensor.detach() for tensor in whole]))
 
     return call
-
-
-def account(
-    total: Float[Tensor, " batch"],
-    weight: Float[Tensor, " batch"],
-    reward: Float[Tensor, " batch"],
-    continuation: Float[Tensor, " batch"],
-    discount: float,
-) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """`total` and `weight` of an Evaluation after one more step."""
-    return total + weight * reward, weight * continuation * discount
 
 
 def reduce_pair(values: Float[Tensor, " 2 *rest"], how: Literal["mean", "min"]) -> Float[Tensor, "*rest"]:
