@@ -1,4 +1,5 @@
-"""What happens to images between convolutions, each as one kernel with its derivative. It needs `triton`.
+"""What happens to images between convolutions, each as one kernel with its derivative; rows of dense layers, which have
+the same norm and activation, run on it too (`rows_norm_silu`). It needs `triton`.
 
 Images are [rows, height, width, channels]; "by phases" every 2×2 pixels are the channels of one. Biases are added here,
 not by the convolution, which would read and write the whole map once more for it.

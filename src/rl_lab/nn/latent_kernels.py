@@ -15,10 +15,11 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from rl_lab.nn import latent_mlp
 from rl_lab.nn.fusion import launch
 
 TILE = 1024  # numbers that a warp has at once
-STEEP = tl.constexpr(20.0)  # above it mish(x) is x
+STEEP = tl.constexpr(latent_mlp.STEEP)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
