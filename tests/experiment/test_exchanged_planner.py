@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.overrides import QUIET
 from tests.workflows.dreamer_parts import CONTINUOUS, make_dreamer
 from tests.workflows.tdmpc_parts import make_workflow
 
@@ -17,7 +18,9 @@ from rl_lab.components.planners.cem import CEM
 from rl_lab.components.planners.gradient import GradientPlanner
 from rl_lab.components.planners.policy_guided import PolicyGuided
 from rl_lab.errors import CheckpointError, ConfigError
+from rl_lab.experiment.agent import load_run
 from rl_lab.experiment.evaluate import evaluate_run
+from rl_lab.experiment.train import run_training
 from rl_lab.orchestration.checkpoint import Checkpoint
 from rl_lab.orchestration.run_state import agent_state, load_agent
 
@@ -43,6 +46,15 @@ def test_a_dreamers_run_is_evaluated_with_a_planner(dreamer_run: Path) -> None:
     assert result.as_dict()["planner"] == "cem " + " ".join(SMALL)
     assert "planner cem horizon=2" in result.text()
     assert "planner" not in evaluate_run(dreamer_run, episodes=1).as_dict()
+
+
+def test_a_run_that_acts_by_its_policy_plans_when_asked_to(tmp_path: Path) -> None:
+    phase = "{name: seed, type: warmup, duration_steps: 20, controller: random, workflow_hooks: [collect]}"
+    tiny = ["+experiment=tdmpc2_cartpole", "size=tiny", "workflow.act_with=policy", f"training.phases=[{phase}]"]
+    short = ["evaluation.episodes=1", "evaluation.final_episodes=1", "evaluation.select=last", "checkpoint.best=null"]
+    outcome = run_training([*tiny, *short, *QUIET, f"run_root={tmp_path}"])
+    assert load_run(outcome.folder).workflow.act_with == "policy"
+    assert load_run(outcome.folder, planner="cem", planner_settings=SMALL).workflow.act_with == "planner"
 
 
 def test_what_cannot_plan_is_told_so(dreamer_run: Path, random_run: Path) -> None:

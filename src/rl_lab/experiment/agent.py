@@ -87,6 +87,8 @@ def load_run(
     stored = load_yaml(directory.config_yaml)
     if planner is not None:
         stored.setdefault("controllers", {})["planner"] = compose_option(PLANNERS, planner, planner_settings)
+        if "act_with" in stored["workflow"]:  # it could have learned to act by its policy alone
+            stored["workflow"]["act_with"] = "planner"
     config = resolve(stored)
     config["experiment"]["device"] = device
     settings = validate(config)
