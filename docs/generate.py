@@ -12,7 +12,7 @@ import re
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from curves import curves_table, draw_curves, published
@@ -60,6 +60,7 @@ def contents() -> dict[str, str]:
         f"planner matrix {name}": matrix_table(ROOT / "results" / "matrix" / "planners.json", name)
         for name in MATRIX_TASKS
     }
+    parts |= {"pendulum optimum": optimum_table(ROOT / "results" / "matrix" / "pendulum.json")}
     parts |= {f"speed {name}": side_by_side_table(speed / f"{name}.json") for name in BESIDE_SB3}
     return parts | {"cartpole": experiment_file("dreamer_v3_cartpole")}
 
@@ -262,6 +263,18 @@ def matrix_table(path: Path, environment: str) -> str:
         [_planner_name(planner), *(_cell(cells[planner, model["model"]]) for model in models)] for planner in planners
     ]
     return _table(["Planner", *(f"{model['model']}: `{model['experiment']}`" for model in models)], rows)
+
+
+def optimum_table(path: Path) -> str:
+    """What benchmarks/pendulum_optimum.py wrote: the mean over seeds, and each of them."""
+    cells = {(row["horizon"], row["starts"]): row["returns"] for row in _rows(path)}
+    starts = sorted({count for _, count in cells})
+    rows = [
+        [f"exact plans of {horizon} steps" if horizon else "the optimum"]
+        + [f"{fmean(cells[horizon, count]):.1f} ({', '.join(map(str, cells[horizon, count]))})" for count in starts]
+        for horizon in dict.fromkeys(horizon for horizon, _ in cells)
+    ]
+    return _table(["", *(f"{count} starts a seed, mean (seeds 0, 1, 2)" for count in starts)], rows)
 
 
 def _planner_name(planner: str) -> str:
