@@ -205,6 +205,16 @@ def test_dreamer_v3(action):
     compare(workflow, lambda dream, terminal: reference_v3(workflow, dream, terminal, "reinforce", "predicted"))
 
 
+def test_a_dream_without_gradient_records_the_actor():
+    """On the CPU what the actor computed while dreaming is not computed again for its loss."""
+    pytest.importorskip("numba")
+    workflow = make_dreamer(action=DISCRETE)
+    with torch.no_grad():
+        features, _, record = workflow.behaviour._dream(start_of(workflow))
+    assert record is not None
+    torch.testing.assert_close(workflow.actor.head(features[:-1], record), workflow.actor(features[:-1]))
+
+
 @pytest.mark.parametrize(("action", "gradient"), [(CONTINUOUS, "dynamics"), (DISCRETE, "reinforce")])
 def test_dreamer_v3_of_2023(action, gradient):
     """The advantage itself is differentiated for continuous actions; the first state's weight is its true flag."""

@@ -14,7 +14,7 @@ from rl_lab.environments import make_vector_env
 from rl_lab.environments.base import SeedStream, VectorEnv
 from rl_lab.errors import ConfigError, RLLabError
 from rl_lab.experiment import plan
-from rl_lab.experiment.device import resolve_device, resolve_precision, set_threads
+from rl_lab.experiment.device import keep_freed_memory, resolve_device, resolve_precision, set_threads
 from rl_lab.experiment.imagination import can_imagine, write_run_imagination
 from rl_lab.experiment.model import Model, build_model
 from rl_lab.experiment.parts import build_optimizers
@@ -61,6 +61,7 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
     config, settings = prepared.config, prepared.settings
     device = resolve_device(settings.experiment.device)
     set_threads(settings.training.threads, device)
+    keep_freed_memory(device)
     seed_random(settings.experiment.seed, SEED_DOMAIN)
     model = build_model(config, device)
     sources = build_sources(model, config)

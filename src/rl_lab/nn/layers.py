@@ -278,8 +278,9 @@ class MLP(nn.Sequential):
         return normed_layers(x, self._tensors, self._eps, last) if self._written_out(x) else None
 
     def record_with(self, last: LastLayer, parts: int, rows: int, like: Tensor) -> LayerRecord | None:
-        """A record for so many parts of so many rows, where the derivative by inputs `like` this is written out."""
-        if not self._written_out(like):
+        """A record for so many parts of so many rows, where the derivative is written out for inputs of the kind of
+        `like`, whatever their size."""
+        if not (self._tensors and in_float32_on_host(like)):
             return None
         return LayerRecord(self._tensors, self._eps, last, parts=parts, rows=rows)
 
@@ -325,7 +326,7 @@ class Head(nn.Module):
         return self.output(self.trunk(x)) if out is None else out
 
     def record(self, parts: int, rows: int, like: Tensor) -> LayerRecord | None:
-        """For so many parts of so many rows, where its derivative by inputs `like` this is written out."""
+        """For so many parts of so many rows, where its derivative is written out for inputs of the kind of `like`."""
         last = self._last()
         return None if last is None else self.trunk.record_with(last, parts, rows, like)
 
