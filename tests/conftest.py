@@ -22,6 +22,8 @@ if not COMPILING:  # the compiler cannot see through the checks
         import rl_lab.nn.image_kernels
         import rl_lab.nn.latent_kernels
         import rl_lab.nn.recurrence_kernel
+    import rl_lab.nn.dream_kernel
+    import rl_lab.nn.scan_kernels
     import rl_lab.nn.two_hot_kernels
 
     install_import_hook(["rl_lab.nn", "rl_lab.components"], "beartype.beartype")

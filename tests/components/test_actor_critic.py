@@ -161,7 +161,8 @@ def compare(workflow, reference) -> None:
         parameters = list(module.parameters())
         wanted = torch.autograd.grad(expected, parameters, retain_graph=True)
         assert sum(gradient.abs().sum() for gradient in wanted) > 0
-        torch.testing.assert_close(torch.autograd.grad(loss, parameters, retain_graph=True), wanted)
+        result = torch.autograd.grad(loss, parameters, retain_graph=True)
+        torch.testing.assert_close(result, wanted, rtol=1e-4, atol=3e-5)
     for part in workflow.context.components.values():
         part.zero_grad()
     losses = workflow.behaviour.learn(start, terminal).losses

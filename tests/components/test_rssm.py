@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from rl_lab.components.representation_learners import host_loops
+from rl_lab.components.representation_learners import rssm as rssm_module
 from rl_lab.components.representation_learners.base import Dream, LatentState, stack_states
 from rl_lab.components.representation_learners.host_loops import HostLoops, host_outside_gradients
 from rl_lab.components.representation_learners.posterior_scan import ScanFunctions, ScanInputs, StepLoops
 from rl_lab.components.representation_learners.rssm import BlockRSSM
+from rl_lab.nn import host_threads
 from rl_lab.nn.fusion import has_numba
 
 needs_numba = pytest.mark.skipif(not has_numba(), reason="the kernels for the CPU need Numba")
@@ -78,8 +81,12 @@ def cast(sequence: dict[str, Tensor | LatentState], dtype: torch.dtype) -> dict[
         pytest.param(ScanFunctions(HostLoops(), host_outside_gradients), torch.float32, 3e-5, marks=needs_numba),
     ],
 )
-def test_scan_equals_the_plain_recurrence(rssm, sequence, functions, dtype, tolerance):
-    """States, logits and every gradient are those of the plain steps in float64, to rounding."""
+@pytest.mark.parametrize("threads", [1, 2])
+def test_scan_equals_the_plain_recurrence(rssm, sequence, functions, dtype, tolerance, threads, monkeypatch):
+    """States, logits and every gradient are those of the plain steps in float64, to rounding, however many threads
+    share the sequences."""
+    monkeypatch.setattr(host_threads, "_threads", threads)
+    monkeypatch.setattr(host_loops, "SEQUENCES", 1)
     generator = torch.Generator().manual_seed(2)
     probes = [torch.randn(B, T, n, generator=generator, dtype=torch.float64) for n in (DETER, GROUPS * CLASSES)]
     logit_probe = torch.randn(B, T, GROUPS, CLASSES, generator=generator, dtype=torch.float64)
@@ -97,12 +104,12 @@ def test_scan_equals_the_plain_recurrence(rssm, sequence, functions, dtype, tole
 
 
 @needs_numba
-@pytest.mark.parametrize(("batch", "suits"), [(16, True), (17, False)])
-def test_large_products_are_left_to_torch(batch, suits):
-    """NumPy's threads are not ours to set, so its loops take only what its BLAS computes with one."""
-    model = BlockRSSM(embed_size=EMBED, action_size=ACTION, deter=128, hidden=64, groups=8, classes=8)
+@pytest.mark.parametrize(("deter", "suits"), [(512, True), (2048, False)])
+def test_large_products_are_left_to_torch(deter, suits):
+    """The threads of the kernels' BLAS are not ours to set, so they take only what it computes with one."""
+    model = BlockRSSM(embed_size=EMBED, action_size=ACTION, deter=deter, hidden=64, groups=8, classes=8)
     weights, _ = model._scan_weights(torch.float32)
-    state, nothing = model.initial(batch), torch.zeros(())
+    state, nothing = model.initial(2), torch.zeros(())
     inputs = ScanInputs(state.deter, state.stoch, nothing, nothing, nothing, nothing)
     assert HostLoops().suit(inputs, weights) == suits
 
@@ -156,8 +163,12 @@ def test_imagination_follows_the_prior(rssm, sequence):
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 3e-5)])
-def test_dreams_without_gradients_equal_those_with(rssm, sequence, dtype, tolerance):
-    """In float32 they have a form of their own on the CPU: states, features and actions to rounding."""
+@pytest.mark.parametrize("threads", [1, 2])
+def test_dreams_without_gradients_equal_those_with(rssm, sequence, dtype, tolerance, threads, monkeypatch):
+    """In float32 they have a form of their own on the CPU, which threads share: states, features and actions to
+    rounding."""
+    monkeypatch.setattr(host_threads, "_threads", threads)
+    monkeypatch.setattr(rssm_module, "FEW", 1)
     start = cast(sequence, dtype)["initial"]
     rssm.to(dtype)
     noise = torch.empty(5, B, GROUPS, CLASSES, dtype=dtype).exponential_()

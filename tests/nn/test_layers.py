@@ -186,7 +186,7 @@ def test_recorded_rows_have_the_derivative_of_rows_that_came_together() -> None:
     record = head.record(4, 5, like=x)
     assert record is not None
     with torch.no_grad():
-        parts = torch.stack([record.extend(part) for part in x])
+        parts = torch.stack([record.extend(part, at=5 * number) for number, part in enumerate(x)])
     torch.testing.assert_close(parts, head(x).detach())
     for rows in (x, x[:2]):
         target, wanted = torch.randn(*rows.shape[:-1], 3), list(head.parameters())

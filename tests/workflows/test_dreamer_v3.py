@@ -16,9 +16,11 @@ from tests.workflows.dreamer_parts import (
     trainable_counts,
 )
 
+from rl_lab.components.representation_learners import host_loops, rssm
 from rl_lab.components.representation_learners.base import DETER, STOCH, LatentState
 from rl_lab.components.representation_learners.rssm import BlockRSSM
 from rl_lab.errors import ConfigError
+from rl_lab.nn import host_threads
 from rl_lab.nn.layers import NormedLinear
 from rl_lab.nn.precision import WorkingCopies
 from rl_lab.specs import ActionSpec, ObservationSpec
@@ -257,3 +259,28 @@ def test_evaluation_takes_the_likeliest_action_or_samples(sample: bool) -> None:
     latent = LatentState(torch.randn(4, workflow.rssm.deter), torch.randn(4, workflow.rssm.stoch_size))
     first, second = (workflow._choose_action(latent, mode="eval") for _ in range(2))
     assert torch.equal(first, second) != sample
+
+
+def test_two_threads_compute_the_same(monkeypatch):
+    """Threads share the rows of small networks on the CPU: updates are those of one thread to rounding, and the same to
+    the last bit every time."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr(host_threads, "MANY", 8)
+    monkeypatch.setattr(rssm, "FEW", 4)
+    monkeypatch.setattr(host_loops, "SEQUENCES", 1)
+
+    def updated(threads: int) -> dict[str, torch.Tensor]:
+        torch.set_num_threads(threads)
+        try:
+            workflow = make_dreamer()
+            torch.manual_seed(1)
+            metrics = [workflow.update(make_batch(workflow, seed=seed), phase=PHASE) for seed in range(2)]
+        finally:
+            torch.set_num_threads(1)
+        parameters = [p.detach().flatten() for part in workflow.context.components.values() for p in part.parameters()]
+        return {"metrics": metrics[-1].values_vector, "model": torch.cat(parameters)}
+
+    one, two, again = updated(1), updated(2), updated(2)
+    for name, values in two.items():
+        torch.testing.assert_close(values, one[name], rtol=1e-3, atol=1e-4)
+        assert torch.equal(values, again[name])

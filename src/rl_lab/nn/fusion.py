@@ -40,8 +40,9 @@ def has_triton(tensor: Tensor) -> bool:
 
 
 def has_numba() -> bool:
-    """Whether the kernels for the CPU can run. Without Numba the plain forms do their work."""
-    return _is_installed("numba")
+    """Whether the kernels for the CPU can run. Without Numba, and SciPy for its products, the plain forms do their
+    work."""
+    return _is_installed("numba") and _is_installed("scipy")
 
 
 @cache

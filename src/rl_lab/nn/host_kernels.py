@@ -31,8 +31,13 @@ def _compiled(function: Callable[..., Any], **settings: Any) -> Any:
 
 
 def inline(function: Callable[..., Any]) -> Any:
-    """A part of kernels."""
+    """A part of kernels, for what they do with each number."""
     return _compiled(function, inline="always", fastmath=_FAST, error_model="numpy")
+
+
+def part(function: Callable[..., None]) -> Any:
+    """A part of kernels, for what they do with rows: it is compiled once for all of them."""
+    return _compiled(function, nogil=True, fastmath=_FAST, error_model="numpy")
 
 
 def kernel(function: Callable[..., None]) -> Any:
@@ -175,10 +180,9 @@ def norm_silu_kept(x: Any, bias: Any, scale: Any, eps: Any, factors: Any, out: A
 def norm_silu_backward(
     grad: Any, normed: Any, factors: Any, scale: Any, by_x: Any, by_scale: Any, by_bias: Any
 ) -> None:
-    """From the derivative by the outputs to that by `x + bias`, its sum over the rows, and that by the scale."""
+    """From the derivative by the outputs to that by `x + bias`; its sum over the rows, and that by the scale, are added
+    to what is there."""
     rows, size = grad.shape
-    by_scale[:] = ZERO
-    by_bias[:] = ZERO
     for i in range(rows):
         # What lies along the normed vector does not change its direction, so it has no effect.
         along = ZERO

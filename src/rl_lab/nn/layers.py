@@ -22,7 +22,7 @@ from rl_lab.errors import ConfigError
 from rl_lab.nn.fusion import has_triton
 from rl_lab.nn.host_products import affine
 from rl_lab.nn.math import at_least_float32, in_float32_on_host, in_full_on_host
-from rl_lab.nn.normed_layers import HostLayers, LastLayer, LayerRecord, LayerTensors, normed_layers
+from rl_lab.nn.normed_layers import LastLayer, LayerRecord, LayerTensors, normed_layers
 from rl_lab.nn.styles import DREAMER_V3, Initialization, LayerStyle
 
 TRUNCATION_GAIN = 1.1368  # brings the standard deviation of the truncated normal back to 1
@@ -283,10 +283,6 @@ class MLP(nn.Sequential):
         if not (self._tensors and in_float32_on_host(like)):
             return None
         return LayerRecord(self._tensors, self._eps, last, parts=parts, rows=rows)
-
-    def on_host(self, rows: int) -> HostLayers:
-        """For about so many rows, without a gradient, with the weights as they are now."""
-        return HostLayers(self._tensors, self._eps, rows=rows)
 
     def _written_out(self, x: Tensor) -> bool:
         return len(self._tensors) > 0 and x.shape[-1] == self.in_features and in_float32_on_host(x)

@@ -1,5 +1,6 @@
 """Two-hot regression on the CPU as passes over float32 arrays: see `rl_lab.nn.host_kernels`, and `TwoHot` for the plain
-form. Logits are [rows, bins]; the losses of several targets are [targets, rows]."""
+form. Logits are [rows, bins]; the losses of several targets are [targets, rows]. `first` and `end` say which rows a
+call is about."""
 
 from __future__ import annotations
 
@@ -38,12 +39,22 @@ def mean(logits: Any, bins: Any, means: Any) -> None:
 
 
 @kernel
-def losses(logits: Any, bins: Any, targets: Any, losses: Any, lower: Any, upper_mass: Any, log_totals: Any) -> None:
+def losses(
+    logits: Any,
+    bins: Any,
+    targets: Any,
+    losses: Any,
+    lower: Any,
+    upper_mass: Any,
+    log_totals: Any,
+    first: Any,
+    end: Any,
+) -> None:
     """Cross-entropies, and what their derivative needs: the bin below each target and how much of it belongs to the one
     above, and the logarithms of the sums [rows]."""
-    rows, size = logits.shape
+    size = logits.shape[1]
     weights = np.empty(size, np.float32)
-    for i in range(rows):
+    for i in range(first, end):
         top, total = _exponentials(logits[i], weights), ZERO
         for j in range(size):
             total += weights[j]
@@ -66,9 +77,11 @@ def losses(logits: Any, bins: Any, targets: Any, losses: Any, lower: Any, upper_
 
 
 @kernel
-def losses_backward(grad: Any, logits: Any, lower: Any, upper_mass: Any, log_totals: Any, by_logits: Any) -> None:
+def losses_backward(
+    grad: Any, logits: Any, lower: Any, upper_mass: Any, log_totals: Any, by_logits: Any, first: Any, end: Any
+) -> None:
     """softmax - two-hot, each target as much as its loss counts."""
-    for i in range(logits.shape[0]):
+    for i in range(first, end):
         total = ZERO
         for number in range(grad.shape[0]):
             total += grad[number, i]

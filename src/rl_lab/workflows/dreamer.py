@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -26,6 +27,7 @@ from rl_lab.errors import ConfigError, nearest
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.capture import Branch, CapturedStep, Rehearsal, compile_block
 from rl_lab.nn.fusion import fused
+from rl_lab.nn.host_threads import only_small, rows_shared
 from rl_lab.nn.normalizers import ReturnNormalizer
 from rl_lab.records import SequenceBatch
 from rl_lab.simulation.latent import LatentSimulator
@@ -124,6 +126,8 @@ class Dreamer(LatentWorkflow):
         self.optimizers: dict[str, CapturableOptimizer] = {
             name: context.optimizer(name, CapturableOptimizer) for name in context.optimizers
         }
+        shares_rows = self.rssm.shares_rows and only_small([self.rssm, self.encoder, self.decoder, self.critic])
+        self._sharing: Callable[[], AbstractContextManager] = rows_shared if shares_rows else nullcontext
         self._metric_names: tuple[str, ...] = ()
         self._branch: Branch | None = None
         self._step: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self._train_step
@@ -168,7 +172,8 @@ class Dreamer(LatentWorkflow):
 
     def update(self, batch: SequenceBatch, *, phase: PhaseView) -> TensorMetrics:
         """One gradient step on everything; fresh latents go back into the replay, where it keeps them."""
-        outputs = self._step(self._inputs(batch))
+        with self._sharing():
+            outputs = self._step(self._inputs(batch))
         self._write_latents(batch, outputs, phase)
         return TensorMetrics(self._metric_names, outputs["metrics"])
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -79,6 +78,22 @@ class _Credit(NamedTuple):
     gain: Tensor  # the return that each action is credited with; it may carry a gradient
     baseline: Tensor  # the value of the state in which it was chosen
     actor_weight: Tensor
+
+
+class RecordedPolicy:
+    """Chooses the actions of a dream step after step; how the actor's layers came to them is recorded."""
+
+    def __init__(self, actor: Actor, record: LayerRecord, first: int = 0) -> None:
+        """`first`: number of the first row among all starts."""
+        self._actor, self._record, self._at = actor, record, first
+
+    def of_rows(self, first: int) -> RecordedPolicy:
+        """The same policy for the rows from this one on, in a dream of their own."""
+        return RecordedPolicy(self._actor, self._record, first)
+
+    def __call__(self, features: Tensor, noise: Tensor) -> Tensor:
+        at, self._at = self._at, self._at + self._record.rows
+        return self._actor.distribution(self._record.extend(features, at)).sample(noise)
 
 
 class ActorCritic:
@@ -172,15 +187,12 @@ class ActorCritic:
         record = None
         if self.rules.gradient == "reinforce" and self._copies is None:
             record = self.actor.head.record(*lead, like=start.deter)
-        policy = self._choose if record is None else partial(self._choose_recorded, record)
+        policy = self._choose if record is None else RecordedPolicy(self.actor, record)
         dream = self._dream_rssm.imagine(start, policy, latent_noise=noise, action_noise=action_noise)
         return dream.features, dream.actions, record
 
     def _choose(self, features: Tensor, noise: Tensor) -> Tensor:
         return self._dream_actor.distribution(self._dream_actor(features.detach())).sample(noise)
-
-    def _choose_recorded(self, record: LayerRecord, features: Tensor, noise: Tensor) -> Tensor:
-        return self.actor.distribution(record.extend(features)).sample(noise)
 
     # The judgement ----------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +31,14 @@ from rl_lab.records import FieldSpec
 DETER, STOCH = "latent.deter", "latent.stoch"  # the fields that keep the latent state of each record
 
 Policy = Callable[[Tensor, Tensor], Tensor]  # (features, noise) -> encoded action
+
+
+@runtime_checkable
+class RowPolicy(Protocol):
+    """A policy that must know which rows of a dream it is asked about."""
+
+    def of_rows(self, first: int) -> Policy:
+        """The policy of a dream of its own, for the rows from this one on."""
 
 
 class LatentState(NamedTuple):
@@ -86,6 +94,7 @@ class StateSpaceModel(nn.Module, ABC):
     deter: int
     stoch_size: int
     noise: ClassVar[NoiseKind]  # what sampling z takes
+    shares_rows: ClassVar[bool] = False  # whether threads share the rows of its dreams: see `rl_lab.nn.host_threads`
 
     def __init__(self) -> None:
         super().__init__()

@@ -7,10 +7,17 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rl_lab.components.representation_learners.base import CategoricalModel, Dream, LatentState, Policy
-from rl_lab.components.representation_learners.host_dream import HostDream
+from rl_lab.components.representation_learners.base import (
+    CategoricalModel,
+    Dream,
+    LatentState,
+    Policy,
+    RowPolicy,
+)
+from rl_lab.components.representation_learners.host_dream import DreamWeights
 from rl_lab.components.representation_learners.host_loops import HostLoops, host_outside_gradients
 from rl_lab.components.representation_learners.posterior_scan import (
+    NORM_EPS,
     PosteriorScan,
     ScanFunctions,
     ScanInputs,
@@ -23,6 +30,8 @@ from rl_lab.components.representation_learners.posterior_scan import (
     outside_gradients,
 )
 from rl_lab.nn.capture import compile_block
+from rl_lab.nn.dream_kernel import dream_step
+from rl_lab.nn.host_threads import FEW, share_rows
 from rl_lab.nn.layers import MLP, BlockLinear, Linear, NormedLinear, RMSNorm
 from rl_lab.nn.math import at_least_float32, in_float32_on_host
 
@@ -30,6 +39,8 @@ from rl_lab.nn.math import at_least_float32, in_float32_on_host
 class BlockRSSM(CategoricalModel):
     """The deterministic path is a GRU whose large layers are block-diagonal. `observe` is a scan with a backward pass
     of its own; `observe_step` is the plain form of the same recurrence."""
+
+    shares_rows = True
 
     def __init__(
         self,
@@ -140,20 +151,35 @@ class BlockRSSM(CategoricalModel):
         latent_noise: Float[Tensor, "horizon b groups classes"],
         action_noise: Float[Tensor, "horizon b *action"],
     ) -> Dream:
-        """Roll the prior forward. Without gradients on the CPU: in one array that holds the features of all steps."""
-        if torch.is_grad_enabled() or not in_float32_on_host(start.deter):
+        """Roll the prior forward. Without gradients on the CPU small models do so in kernels, and threads share the
+        rows."""
+        weights = None
+        if not torch.is_grad_enabled() and in_float32_on_host(start.deter):
+            weights = DreamWeights.of(
+                layers=[self.deter_layer, self.stoch_layer, self.action_layer], core=self.core,
+                core_norm=self.core_norm, gates=self.gates, prior_layers=self.prior_layers,
+                prior_logits=self.prior_logits,
+            )  # fmt: skip
+        if weights is None or not weights.are_small():
             return super().imagine(start, policy, latent_noise=latent_noise, action_noise=action_noise)
-        dream = HostDream(
-            start, len(latent_noise), layers=[self.deter_layer, self.stoch_layer, self.action_layer], core=self.core,
-            core_norm=self.core_norm, gates=self.gates, prior_layers=self.prior_layers, prior_logits=self.prior_logits,
-            shape=self.scan_shape,
-        )  # fmt: skip
-        actions = []
-        with torch.inference_mode():  # each operation is a little cheaper
-            for t, noise in enumerate(latent_noise.numpy()):
-                actions.append(policy(dream.features[t], action_noise[t]))
-                dream.step(t, actions[t].float().numpy(), noise)
-        return Dream(dream.states, dream.features, torch.stack(actions))
+        steps, rows = latent_noise.shape[:2]
+        features = start.deter.new_empty(steps + 1, rows, self.feature_size)
+        actions = start.deter.new_empty(steps, rows, len(weights.action))
+        states = LatentState(features[..., : self.deter], features[..., self.deter :])
+        states.deter[0], states.stoch[0] = start.deter, start.stoch
+        noise, (blocks, _, classes, unimix) = latent_noise.flatten(2).numpy(), self.scan_shape
+        seen, taken = features.numpy(), actions.numpy()
+
+        def dream(first: int, end: int) -> None:
+            choose = policy.of_rows(first) if isinstance(policy, RowPolicy) else policy
+            with torch.inference_mode():  # each operation is a little cheaper
+                for t in range(steps):
+                    actions[t, first:end] = choose(features[t, first:end], action_noise[t, first:end])
+                    own = seen[t, first:end], taken[t, first:end], noise[t, first:end]
+                    dream_step(weights, *own, blocks, classes, unimix, NORM_EPS, seen[t + 1, first:end])
+
+        share_rows(dream, rows, least=FEW)
+        return Dream(states, features, actions)
 
     # Helpers ----------------------------------------------------------------------------------------------------------
 

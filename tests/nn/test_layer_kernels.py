@@ -1,0 +1,80 @@
+"""The kernels of small layers against torch in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("numba")
+from rl_lab.nn import layer_kernels as kernels
+
+EPS = 1e-4
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng((*shape, seed)).normal(size=shape).astype(np.float32)
+
+
+def exact(*arrays: np.ndarray) -> list[torch.Tensor]:
+    return [torch.from_numpy(array).double().requires_grad_() for array in arrays]
+
+
+# The second: more rows than go through at once. The last: a single row, and a single output.
+SHAPES = [(5, 6, 8), (150, 192, 64), (70, 512, 63), (1, 3, 1)]
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
+def test_a_linear_layer(rows: int, inputs: int, outputs: int) -> None:
+    """Outputs and every derivative; those by weight and bias are added to what is there."""
+    x, weight, bias, grad = numbers(rows, inputs), numbers(outputs, inputs), numbers(outputs), numbers(rows, outputs)
+    given = exact(x, weight, bias)
+    expected = F.linear(*given)
+    wanted = torch.autograd.grad((expected * torch.from_numpy(grad)).sum(), given)
+    out, by_x = np.empty_like(grad), np.empty_like(x)
+    by_weight, by_bias = np.ones_like(weight), np.ones_like(bias)
+    kernels.linear(x, np.ascontiguousarray(weight.T), bias, out)
+    kernels.linear_backward(grad, weight, x, by_x, by_weight, by_bias)
+    np.testing.assert_allclose(out, expected.detach(), rtol=1e-4, atol=1e-4)
+    for result, right in zip((by_x, by_weight - 1, by_bias - 1), wanted, strict=True):
+        np.testing.assert_allclose(result, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
+def test_a_normed_layer(rows: int, inputs: int, outputs: int) -> None:
+    """The same, with and without what the derivative needs; derivatives that are not wanted are left out."""
+    x, weight, grad = numbers(rows, inputs), numbers(outputs, inputs), numbers(rows, outputs)
+    bias, scale = numbers(outputs), numbers(outputs, seed=1)
+    given = exact(x, weight, bias, scale)
+    pre = F.linear(*given[:3])
+    expected = F.silu(F.rms_norm(pre, (outputs,), given[3], EPS))
+    wanted = torch.autograd.grad((expected * torch.from_numpy(grad)).sum(), given)
+    (out, kept_out, normed), factors = np.empty((3, rows, outputs), np.float32), np.empty(rows, np.float32)
+    laid_out = np.ascontiguousarray(weight.T)
+    kernels.normed_layer(x, laid_out, bias[None], scale[None], EPS, out)
+    kernels.normed_layer_kept(x, laid_out, bias, scale, EPS, normed, factors, kept_out)
+    for result in (out, kept_out):
+        np.testing.assert_allclose(result, expected.detach(), rtol=1e-4, atol=1e-4)
+    by_x, by_weight, nothing = np.empty_like(x), np.zeros_like(weight), np.empty((0, 0), np.float32)
+    by_bias, by_scale = np.zeros_like(bias), np.zeros_like(scale)
+    seen = grad, normed, factors, scale, weight, x
+    kernels.normed_layer_backward(*seen, by_x, by_weight, by_bias, by_scale)
+    for result, right in zip((by_x, by_weight, by_bias, by_scale), wanted, strict=True):
+        np.testing.assert_allclose(result, right, rtol=1e-3, atol=1e-3)
+    again, sums = np.empty_like(x), [np.zeros_like(bias), np.zeros_like(scale)]
+    kernels.normed_layer_backward(*seen, again, nothing, *sums)
+    np.testing.assert_array_equal(again, by_x)
+    kernels.normed_layer_backward(*seen, nothing, by_weight, *sums)
+    np.testing.assert_allclose(by_weight, 2 * wanted[1], rtol=1e-3, atol=1e-3)
+
+
+def test_products_take_as_many_rows_as_one_thread_of_blas_does() -> None:
+    """NumPy's and SciPy's threads are not ours to set."""
+    for size in (1 << 8, 1 << 13, kernels.SMALL):
+        weight = np.empty((size // 16, 16), np.float32)
+        rows = kernels.rows_at_once(weight)
+        assert rows % 2 == 0
+        assert 0 < rows * weight.size <= kernels.ONE_THREAD
+        assert kernels.is_small(weight)
+    assert not kernels.is_small(np.empty((kernels.SMALL // 16 + 1, 16), np.float32))
