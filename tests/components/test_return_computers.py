@@ -165,10 +165,12 @@ def test_the_first_n_step_return_is_that_of_the_general_function(n: int) -> None
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_recursive_returns_of_arrays_and_tensors_agree(dim: int) -> None:
-    """One recursion, two libraries."""
+    """One recursion, two libraries; tensors without a gradient take the way of arrays."""
     generator = torch.Generator().manual_seed(0)
     reward, live, value, mix = torch.rand(4, 6, 5, generator=generator)
     last = value.select(dim, -1)
-    expected = recursive_returns(reward, live, value, mix, last, dim=dim)
+    expected = recursive_returns(reward.clone().requires_grad_(), live, value, mix, last, dim=dim)
+    assert expected.requires_grad
+    torch.testing.assert_close(recursive_returns(reward, live, value, mix, last, dim=dim), expected.detach())
     arrays = recursive_returns(*(x.numpy() for x in (reward, live, value, mix, last)), dim=dim)
-    torch.testing.assert_close(torch.from_numpy(arrays), expected)
+    torch.testing.assert_close(torch.from_numpy(arrays), expected.detach())

@@ -173,8 +173,9 @@ class BlockRSSM(CategoricalModel):
         def dream(first: int, end: int) -> None:
             choose = policy.of_rows(first) if isinstance(policy, RowPolicy) else policy
             with torch.inference_mode():  # each operation is a little cheaper
-                for t in range(steps):
-                    actions[t, first:end] = choose(features[t, first:end], action_noise[t, first:end])
+                chosen_by = zip(features[:-1, first:end].unbind(), action_noise[:, first:end].unbind(), strict=True)
+                for t, (feature, draw) in enumerate(chosen_by):
+                    taken[t, first:end] = choose(feature, draw).numpy()
                     own = seen[t, first:end], taken[t, first:end], noise[t, first:end]
                     dream_step(weights, *own, blocks, classes, unimix, NORM_EPS, seen[t + 1, first:end])
 

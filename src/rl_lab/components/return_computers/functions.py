@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rl_lab.nn.arrays import Array, library
 from rl_lab.nn.fusion import has_triton
+from rl_lab.nn.math import in_full_on_host
 
 
 class Advantages(NamedTuple):
@@ -38,23 +39,30 @@ def recursive_returns(
     shape, `last` without the axis `dim`.
     """
     base, slope = reward + live * (1.0 - mix) * next_value, live * mix
-    returns, current = [], last
+    if isinstance(base, Tensor) and in_full_on_host(base) and not any(x.requires_grad for x in (base, slope, last)):
+        return torch.from_numpy(_recurrence(base.numpy(), slope.numpy(), last.numpy(), dim))
     if isinstance(base, np.ndarray):
-        for base_t, slope_t in zip(np.moveaxis(base, dim, 0)[::-1], np.moveaxis(slope, dim, 0)[::-1], strict=True):
-            current = base_t + slope_t * current
-            returns.append(current)
-        return np.stack(returns[::-1], dim)
+        return _recurrence(base, slope, last, dim)
     if not torch.compiler.is_compiling() and has_triton(base):
         from rl_lab.nn.recurrence_kernel import Recurrence
 
         first, steps = base.movedim(dim, 0), base.shape[dim]
         slopes = slope.movedim(dim, 0).reshape(steps, -1)
         return Recurrence.apply(first.reshape(steps, -1), slopes, last.reshape(-1)).view(first.shape).movedim(0, dim)
-    bases, slopes = base.unbind(dim), slope.unbind(dim)
+    bases, slopes, returns, current = base.unbind(dim), slope.unbind(dim), [], last
     for base_t, slope_t in zip(reversed(bases), reversed(slopes), strict=True):
         current = torch.addcmul(base_t, slope_t, current)
         returns.append(current)
     return torch.stack(returns[::-1], dim)
+
+
+def _recurrence(base: np.ndarray, slope: np.ndarray, last: np.ndarray, dim: int) -> np.ndarray:
+    """x_t = base_t + slope_t·x_{t+1}, where x after the end is `last`. On the CPU torch's calls are the dearer ones."""
+    results, current = [], last
+    for base_t, slope_t in zip(np.moveaxis(base, dim, 0)[::-1], np.moveaxis(slope, dim, 0)[::-1], strict=True):
+        current = base_t + slope_t * current
+        results.append(current)
+    return np.stack(results[::-1], dim)
 
 
 def lambda_returns(
