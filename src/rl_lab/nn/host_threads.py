@@ -19,8 +19,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-MANY = 512  # rows of a part for which it pays to wake a thread, if they go through a layer or two
-FEW = 32  # the same, if they go through many
+# Rows of a part for which it pays to wake a thread: if they go through a network, through many steps, through little.
+MANY = 512
+FEW = 32
+VERY_MANY = 4096
 TILE = 8  # a part has a multiple of so many rows, where there are many
 SMALL = 1 << 16  # numbers of a weight up to which torch's own threads gain little
 

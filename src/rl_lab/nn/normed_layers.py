@@ -19,7 +19,7 @@ from rl_lab.nn import host_kernels as kernels
 from rl_lab.nn import layer_kernels
 from rl_lab.nn.host_mlp import Array
 from rl_lab.nn.host_products import laid_out, multiply
-from rl_lab.nn.host_threads import share_rows
+from rl_lab.nn.host_threads import VERY_MANY, share_rows
 
 BLOCK = 512  # rows that go through all layers together
 
@@ -158,7 +158,11 @@ class LayerRecord:
         if last is None:
             return hidden
         outputs = np.empty((len(hidden), len(last.bias)), np.float32)
-        _share_blocks(lambda first, end: last.run(hidden[first:end], self._eps, outputs[first:end]), len(hidden))
+
+        def work(first: int, end: int) -> None:
+            last.run(hidden[first:end], self._eps, outputs[first:end])
+
+        share_rows(work, len(hidden), least=VERY_MANY)
         return outputs
 
 

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from rl_lab.errors import ConfigError
 from rl_lab.nn import two_hot_kernels as kernels
 from rl_lab.nn.fusion import has_triton, uses_kernels
-from rl_lab.nn.host_threads import share_rows
+from rl_lab.nn.host_threads import VERY_MANY, share_rows
 from rl_lab.nn.math import at_least_float32, in_float32_on_host, symexp, symlog
 
 Spacing = Literal["symexp", "linear"]
@@ -73,7 +73,7 @@ class TwoHot(nn.Module):
     def _mean_on_host(self, logits: Tensor) -> Tensor:
         means = torch.empty(logits.shape[:-1])
         rows, bins, flat = logits.reshape(-1, self.size).numpy(), self.bins.numpy(), means.view(-1).numpy()
-        share_rows(lambda first, end: kernels.mean(rows[first:end], bins, flat[first:end]), len(rows))
+        share_rows(lambda first, end: kernels.mean(rows[first:end], bins, flat[first:end]), len(rows), least=VERY_MANY)
         return means
 
     def loss(self, logits: Float[Tensor, "*lead bins"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
@@ -117,7 +117,7 @@ class _HostCrossEntropy(torch.autograd.Function):
         kept = losses, lower, upper_mass, log_totals
         given = rows, bins, targets.reshape(count, -1).contiguous()
         arrays = [tensor.numpy() for tensor in (*given, *kept)]
-        share_rows(lambda first, end: kernels.losses(*arrays, first, end), len(rows))
+        share_rows(lambda first, end: kernels.losses(*arrays, first, end), len(rows), least=VERY_MANY)
         ctx.save_for_backward(rows, *kept[1:])
         return losses.view(targets.shape)
 
@@ -128,7 +128,7 @@ class _HostCrossEntropy(torch.autograd.Function):
         by_logits = torch.empty_like(rows)
         given = grad.reshape(len(grad), -1).contiguous(), *ctx.saved_tensors, by_logits
         arrays = [tensor.numpy() for tensor in given]
-        share_rows(lambda first, end: kernels.losses_backward(*arrays, first, end), len(rows))
+        share_rows(lambda first, end: kernels.losses_backward(*arrays, first, end), len(rows), least=VERY_MANY)
         return by_logits.view(*grad.shape[1:], -1), None, None
 
 
