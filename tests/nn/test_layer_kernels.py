@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -78,3 +83,22 @@ def test_products_take_as_many_rows_as_one_thread_of_blas_does() -> None:
         assert 0 < rows * weight.size <= kernels.ONE_THREAD
         assert kernels.is_small(weight)
     assert not kernels.is_small(np.empty((kernels.SMALL // 16 + 1, 16), np.float32))
+
+
+FRESH = """
+import hashlib
+import numpy as np
+from rl_lab.nn.layer_kernels import normed_layer
+x, weight, rows = (np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32) for _ in range(3))
+normed_layer(x, weight, rows[:1], rows[1:2], np.float32(1e-4), out := np.empty_like(x))
+print(hashlib.sha256(out.tobytes()).hexdigest())
+"""
+
+
+def test_compiled_code_rounds_as_it_does_when_it_is_loaded_again(tmp_path: Path) -> None:
+    """A run that goes on in another process finds the kernels compiled, and must get the same numbers."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", FRESH]
+    fresh, loaded = (subprocess.check_output(command, env=environment, text=True) for _ in range(2))
+    assert any(tmp_path.rglob("*.nbi"))
+    assert loaded == fresh

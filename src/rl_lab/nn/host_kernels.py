@@ -41,8 +41,9 @@ def part(function: Callable[..., None]) -> Any:
 
 
 def kernel(function: Callable[..., None]) -> Any:
-    """Compiled at its first call for arrays of a kind."""
-    settings: dict[str, Any] = {"nogil": True, "fastmath": _FAST, "error_model": "numpy"}
+    """Compiled at its first call for arrays of a kind. Where another kernel calls it, it becomes a part of that: a call
+    would be bound to whichever copy of its code the process has loaded first, and copies may round differently."""
+    settings: dict[str, Any] = {"nogil": True, "fastmath": _FAST, "error_model": "numpy", "forceinline": True}
     try:
         return _compiled(function, cache=True, **settings)
     except RuntimeError:  # there is no place to keep compiled code in
