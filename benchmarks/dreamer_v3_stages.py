@@ -77,8 +77,6 @@ def stages(workflow: DreamerV3, batch: SequenceBatch) -> dict[str, Callable[[], 
 
     def predict() -> None:
         losses, _ = workflow._prediction_losses(states, params, embed, data)
-        if workflow._branch is not None:
-            workflow._branch.join()
         modules = [
             part for part in (workflow.decoder, workflow.reward, workflow.continuation, rssm) if part is not None
         ]

@@ -27,7 +27,7 @@ def make_problem(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
-        weights, _ = model._scan_weights(dtype)
+        weights, *_ = model._scan_weights(dtype)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device="cuda").to(dtype)

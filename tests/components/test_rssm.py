@@ -108,7 +108,7 @@ def test_scan_equals_the_plain_recurrence(rssm, sequence, functions, dtype, tole
 def test_large_products_are_left_to_torch(deter, suits):
     """The threads of the kernels' BLAS are not ours to set, so they take only what it computes with one."""
     model = BlockRSSM(embed_size=EMBED, action_size=ACTION, deter=deter, hidden=64, groups=8, classes=8)
-    weights, _ = model._scan_weights(torch.float32)
+    weights, *_ = model._scan_weights(torch.float32)
     state, nothing = model.initial(2), torch.zeros(())
     inputs = ScanInputs(state.deter, state.stoch, nothing, nothing, nothing, nothing)
     assert HostLoops().suit(inputs, weights) == suits

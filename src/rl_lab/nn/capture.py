@@ -5,17 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache, wraps
 from importlib.util import find_spec
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Inputs = dict[str, Tensor]
 Outputs = dict[str, Tensor]
-Result = TypeVar("Result")
 COMPILER_PATIENCE = 30.0  # seconds
 
 
@@ -72,24 +71,46 @@ class Rehearsal:
 
 
 class Branch:
-    """Runs a part of a step beside the rest: on a stream of its own, a parallel branch of a captured graph.
+    """A stream of its own: what runs in it is, in a captured graph, a parallel branch.
 
-    Its results may be used after `join`. Its backward pass runs on that stream too; autograd joins the gradients.
+        branch.fork()  # it begins after what has been asked for up to here
+        with branch:
+            ...
+        branch.join()  # what follows may use its results
+
+    The backward pass of a tensor runs where it was computed. What one side reads of the other has to stay alive until
+    the next fork or join, or its memory is given away too early.
     """
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()
+        self._entered = ExitStack()
 
-    def beside(self, function: Callable[..., Result]) -> Callable[..., Result]:
-        def run(*arguments: Any) -> Result:
-            self._stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self._stream):
-                return function(*arguments)
-
-        return run
+    def fork(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream())
 
     def join(self) -> None:
         torch.cuda.current_stream().wait_stream(self._stream)
+
+    def __enter__(self) -> None:
+        self._entered.enter_context(torch.cuda.stream(self._stream))
+
+    def __exit__(self, *_: object) -> None:
+        self._entered.close()
+
+
+class GradientCut:
+    """Holds gradients back at some tensors until all of them have come: what follows uses the leaves instead."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._tensors = tensors
+        self.leaves = tuple(tensor.detach().requires_grad_() for tensor in tensors)
+
+    def backward(self) -> None:
+        """Let them go on."""
+        reached = [(tensor, leaf.grad) for tensor, leaf in zip(self._tensors, self.leaves, strict=True)]
+        tensors, grads = zip(*((tensor, grad) for tensor, grad in reached if grad is not None), strict=True)
+        torch.autograd.backward(tensors, grads)
 
 
 class CapturedStep:

@@ -321,6 +321,10 @@ class Head(nn.Module):
         out = None if last is None else self.trunk.forward_with(last, x)
         return self.output(self.trunk(x)) if out is None else out
 
+    def fuse(self) -> bool:
+        """Run the hidden layers on a kernel of our own from now on, where there is one."""
+        return self.trunk.fuse()
+
     def record(self, parts: int, rows: int, like: Tensor) -> LayerRecord | None:
         """For so many parts of so many rows, where its derivative is written out for inputs of the kind of `like`."""
         last = self._last()

@@ -25,7 +25,7 @@ from rl_lab.components.predictors import ContinuePredictor
 from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.errors import ConfigError, nearest
 from rl_lab.metrics.values import TensorMetrics
-from rl_lab.nn.capture import Branch, CapturedStep, Rehearsal, compile_block
+from rl_lab.nn.capture import Branch, CapturedStep, GradientCut, Rehearsal, compile_block
 from rl_lab.nn.fusion import fused
 from rl_lab.nn.host_threads import only_small, rows_shared
 from rl_lab.nn.normalizers import ReturnNormalizer
@@ -146,11 +146,13 @@ class Dreamer(LatentWorkflow):
         if (decoder := fused(self.decoder)) is not None:
             pieces[pieces.index("_prediction_losses")] = "_state_losses"
             kernels.append(partial(decoder.rehearse, dtype))
+            predictors = (self.rssm, self.reward, self.continuation)
+            if not all(predictor is None or predictor.fuse() for predictor in predictors):
+                pieces.append("_predict")
         for name in pieces:
             setattr(self, name, compile_block(getattr(self, name)))
         if self.context.device.type == "cuda":
-            self._branch = Branch()  # a dream's many small kernels leave room for the large ones of a decoder
-            self._prediction_losses = self._branch.beside(self._prediction_losses)  # type: ignore[method-assign]
+            self._branch = Branch()
         self._step = CapturedStep(self._train_step, self._changing_tensors, rehearsal=Rehearsal(kernels))
 
     def _changing_tensors(self) -> list[Tensor]:
@@ -178,12 +180,12 @@ class Dreamer(LatentWorkflow):
         return TensorMetrics(self._metric_names, outputs["metrics"])
 
     def _train_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        with self.context.autocast():
-            losses, states, metrics = self._all_losses(inputs)
-            total = torch.stack([self.loss_scales[name] * loss for name, loss in losses.items()]).sum()
         for optimizer in self.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
-        total.backward()
+        if self._branch is None:
+            total, losses, states, metrics = self._learn(inputs)
+        else:
+            total, losses, states, metrics = self._learn_side_by_side(inputs, self._branch)
         for optimizer in self.optimizers.values():
             optimizer.step(loss=total)
         self.critic.update_slow()
@@ -196,30 +198,84 @@ class Dreamer(LatentWorkflow):
         latents = self.rssm.to_stored(states.detach()) if self.latent_specs else {}
         return latents | {"metrics": packed.values_vector}
 
+    def _total(self, losses: Losses) -> Tensor:
+        with self.context.autocast():
+            return torch.stack([self.loss_scales[name] * loss for name, loss in losses.items()]).sum()
+
+    def _learn(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Losses, LatentState, dict[str, Tensor]]:
+        """The sum of all losses, whose gradients are there afterwards, and what `losses` gives."""
+        with self.context.autocast():
+            losses, states, metrics = self.losses(self._replayed(inputs))
+        total = self._total(losses)
+        total.backward()
+        return total, losses, states, metrics
+
+    def _learn_side_by_side(
+        self, inputs: dict[str, Tensor], branch: Branch
+    ) -> tuple[Tensor, Losses, LatentState, dict[str, Tensor]]:
+        """The same on a GPU, with the behaviour beside the model: both are mostly small kernels, one after another, and
+        leave room for each other.
+
+        The model's gradient waits at its states until all that is computed from them has had its backward pass.
+        """
+        with self.context.autocast():
+            data = self._replayed(inputs)
+            embed, states, posterior_params = self._filter(data)
+        branch.fork()
+        cut = GradientCut(states.deter, states.stoch, posterior_params, embed)
+        deter, stoch, own_params, own_embed = cut.leaves
+        own_states = LatentState(deter, stoch, states.memory)
+        with self.context.autocast():
+            losses, metrics = self._prediction_losses(own_states, own_params, own_embed, data)
+        self._total(losses).backward()
+        with branch, self.context.autocast():
+            learned = self.learn_behaviour(states.detach(), data)
+        further: Losses = {}
+        if self.learns_from_returns:
+            branch.join()
+            with self.context.autocast():
+                further = self.return_losses(own_states, data, learned)
+            self._total(further).backward()
+            branch.fork()  # the critic has gradients of both sides
+        with branch:
+            self._total(learned.losses).backward()
+        cut.backward()
+        branch.join()
+        losses |= learned.losses | further
+        return self._total(losses), losses, states, metrics | learned.metrics
+
     def batch_losses(self, batch: SequenceBatch) -> Losses:
         with self.context.autocast():
-            return self._all_losses(self._inputs(batch))[0]
-
-    def _all_losses(self, inputs: dict[str, Tensor]) -> tuple[Losses, LatentState, dict[str, Tensor]]:
-        results = self.losses(self._replayed(inputs))
-        if self._branch is not None:
-            self._branch.join()
-        return results
+            return self.losses(self._replayed(self._inputs(batch)))[0]
 
     def losses(self, data: Replayed) -> tuple[Losses, LatentState, dict[str, Tensor]]:
         """Every loss term, unscaled; the posterior states; values to watch."""
         losses, states, metrics = self.world_model_losses(data)
         learned = self.learn_behaviour(states, data)
-        return losses | learned.losses, states, metrics | learned.metrics
+        losses |= learned.losses | self.return_losses(states, data, learned)
+        return losses, states, metrics | learned.metrics
+
+    @property
+    def learns_from_returns(self) -> bool:
+        """Whether there are `return_losses`."""
+        return False
+
+    def return_losses(self, states: LatentState, data: Replayed, learned: Learned) -> Losses:
+        """What replayed states learn from the dreams that start in them."""
+        return {}
 
     # The world model --------------------------------------------------------------------------------------------------
 
     def world_model_losses(self, data: Replayed) -> tuple[Losses, LatentState, dict[str, Tensor]]:
         """Prediction and divergence terms over replayed sequences."""
-        embed = self._encode(data.observation)
-        states, posterior_params = self.rssm.observe(embed, data.prev_action, data.is_first, data.initial)
+        embed, states, posterior_params = self._filter(data)
         losses, metrics = self._prediction_losses(states, posterior_params, embed, data)
         return losses, states, metrics
+
+    def _filter(self, data: Replayed) -> tuple[Tensor, LatentState, Tensor]:
+        """What was seen, the posterior states, and the parameters of their distributions."""
+        embed = self._encode(data.observation)
+        return embed, *self.rssm.observe(embed, data.prev_action, data.is_first, data.initial)
 
     def _encode(self, observation: dict[str, Tensor]) -> Tensor:
         return self.encoder(observation)
@@ -229,20 +285,27 @@ class Dreamer(LatentWorkflow):
     ) -> tuple[Losses, dict[str, Tensor]]:
         """What the states must explain: the observation, the reward, the episode's end, and each other."""
         losses, metrics = self._observation_losses(states, embed, data.observation)
-        further_losses, further_metrics = self._state_losses(states, posterior_params, data.reward, data.is_terminal)
+        further_losses, further_metrics = self._state_losses(
+            posterior_params, *self._predict(states), data.reward, data.is_terminal
+        )
         return losses | further_losses, metrics | further_metrics
 
-    def _state_losses(
-        self, states: LatentState, posterior_params: Tensor, reward: Tensor, is_terminal: Tensor
-    ) -> tuple[Losses, dict[str, Tensor]]:
-        """All of it but the observation."""
+    def _predict(self, states: LatentState) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The prior's parameters, and the predictors' outputs for reward and continuation."""
         features = states.features
-        posterior = self.rssm.distribution(posterior_params)
-        prior = self.rssm.distribution(self.rssm.prior(states.deter))
+        continuation = None if self.continuation is None else self.continuation(features)
+        return self.rssm.prior(states.deter), self.reward(features), continuation
+
+    def _state_losses(
+        self, posterior_params: Tensor, prior_params: Tensor, reward_output: Tensor,
+        continue_output: Tensor | None, reward: Tensor, is_terminal: Tensor,
+    ) -> tuple[Losses, dict[str, Tensor]]:  # fmt: skip
+        """All of it but the observation."""
+        posterior, prior = self.rssm.distribution(posterior_params), self.rssm.distribution(prior_params)
         divergences, kl = self.divergence_losses(posterior, prior)
-        losses = {"reward": self.reward.loss(self.reward(features), reward).mean()}
-        if self.continuation is not None:
-            losses["continue"] = self.continuation.loss(self.continuation(features), is_terminal).mean()
+        losses = {"reward": self.reward.loss(reward_output, reward).mean()}
+        if self.continuation is not None and continue_output is not None:
+            losses["continue"] = self.continuation.loss(continue_output, is_terminal).mean()
         metrics = {"latent/kl": kl.mean(), "latent/prior_entropy": self.rssm.entropy(prior).mean()}
         metrics |= {"latent/posterior_entropy": self.rssm.entropy(posterior).mean()}
         return losses | divergences, metrics

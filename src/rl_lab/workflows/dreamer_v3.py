@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from rl_lab.components.behaviours import BehaviourRules
+from rl_lab.components.behaviours import BehaviourRules, Learned
 from rl_lab.components.behaviours.actor_critic import Root
 from rl_lab.components.predictors import ContinuePredictor
 from rl_lab.components.representation_learners.base import LatentState
@@ -84,13 +84,14 @@ class DreamerV3(Dreamer):
             entropy_scale=self.entropy_scale, slow_value_scale=self.slow_value_scale,
         )  # fmt: skip
 
-    def losses(self, data: Replayed) -> tuple[Losses, LatentState, dict[str, Tensor]]:
-        losses, states, metrics = self.world_model_losses(data)
-        learned = self.learn_behaviour(states, data)
-        losses |= learned.losses
-        if self.loss_scales["replay_value"]:
-            losses["replay_value"] = self.replay_value_loss(states, data, learned.returns, learned.slow_value)
-        return losses, states, metrics | learned.metrics
+    @property
+    def learns_from_returns(self) -> bool:
+        return self.loss_scales["replay_value"] > 0.0
+
+    def return_losses(self, states: LatentState, data: Replayed, learned: Learned) -> Losses:
+        if not self.learns_from_returns:
+            return {}
+        return {"replay_value": self.replay_value_loss(states, data, learned.returns, learned.slow_value)}
 
     def replay_value_loss(
         self, states: LatentState, data: Replayed, returns: Tensor, slow_value: Tensor | None
@@ -105,9 +106,8 @@ class DreamerV3(Dreamer):
         targets = lambda_returns(data.reward, live, returns.view(lead), mixing, dim=1)
         alive = 1.0 - data.is_last[:, :-1].float()
         slow_value = None if slow_value is None else slow_value.view(lead)[:, :-1]
-        return self._replayed_value_loss(states.features[:, :-1], targets, slow_value, alive)
+        output = self.behaviour.evaluate_critic(states.map(lambda part: part[:, :-1]).features)
+        return self._replayed_value_loss(output, targets, slow_value, alive)
 
-    def _replayed_value_loss(
-        self, features: Tensor, targets: Tensor, slow_value: Tensor | None, alive: Tensor
-    ) -> Tensor:
-        return (alive * self.behaviour.value_loss(self.critic(features), targets, slow_value)).mean()
+    def _replayed_value_loss(self, output: Tensor, targets: Tensor, slow_value: Tensor | None, alive: Tensor) -> Tensor:
+        return (alive * self.behaviour.value_loss(output, targets, slow_value)).mean()

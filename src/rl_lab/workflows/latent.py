@@ -176,7 +176,8 @@ class LatentWorkflow(Workflow):
             skip, initial = 0, self.rssm.initial(action.shape[0])
             action = torch.cat([torch.zeros_like(action[:, :1]), action], 1)
             is_first = torch.cat([torch.ones_like(is_first[:, :1]), is_first[:, 1:]], 1)
-        observation = {key: value[:, skip:] for key, value in split_observation(inputs)[0].items()}
+        # In one piece: encoder and decoder take all records as rows.
+        observation = {key: value[:, skip:].contiguous() for key, value in split_observation(inputs)[0].items()}
         reward, is_last, is_terminal = (inputs[name][:, skip:] for name in ("reward", "is_last", "is_terminal"))
         return Replayed(observation, action, reward, is_first[:, skip:], is_last, is_terminal, initial)
 

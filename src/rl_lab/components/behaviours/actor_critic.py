@@ -136,7 +136,7 @@ class ActorCritic:
             self._recorded_dream.compile()
         pieces = ["_judge", "_actor_critic_losses"]
         if not self.critic.fuse():
-            pieces.append("_evaluate_critic")
+            pieces.append("evaluate_critic")
         for name in pieces:
             setattr(self, name, compile_block(getattr(self, name)))
 
@@ -145,7 +145,7 @@ class ActorCritic:
         rules = self.rules
         with self._imagining():
             features, actions, record = self._dream(start)
-        value_output = self._evaluate_critic(features.detach())
+        value_output = self.evaluate_critic(features.detach())
         with self._imagining():
             reward, live, value, slow_value = self._judge(features, value_output)
             live = self._with_root(live, is_terminal)
@@ -196,7 +196,7 @@ class ActorCritic:
 
     # The judgement ----------------------------------------------------------------------------------------------------
 
-    def _evaluate_critic(self, features: Tensor) -> Tensor:
+    def evaluate_critic(self, features: Tensor) -> Tensor:
         return self.critic(features)
 
     def _judge(

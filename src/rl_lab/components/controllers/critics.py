@@ -63,7 +63,7 @@ class Critic(nn.Module, ABC):
 
     def fuse(self) -> bool:
         """Run `forward` on kernels of our own from now on, where there are some. The slow copy stays as it is."""
-        return self.head.trunk.fuse()
+        return self.head.fuse()
 
     def forward(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead out"]:
         return self.head(features)

@@ -45,6 +45,10 @@ class RewardPredictor(nn.Module):
             style=layer_style(style),
         )  # fmt: skip
 
+    def fuse(self) -> bool:
+        """Run on kernels of our own from now on, where there are some."""
+        return self.head.fuse()
+
     def forward(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead out"]:
         return self.head(features)
 
@@ -69,6 +73,10 @@ class ContinuePredictor(nn.Module):
         super().__init__()
         self.discount, self.label = discount, label
         self.head = Head(feature_size, 1, units=units, layers=layers, outscale=outscale, style=layer_style(style))
+
+    def fuse(self) -> bool:
+        """Run on kernels of our own from now on, where there are some."""
+        return self.head.fuse()
 
     def forward(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead"]:
         """One logit."""

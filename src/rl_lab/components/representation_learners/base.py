@@ -197,6 +197,10 @@ class StateSpaceModel(nn.Module, ABC):
             params.append(step_params)
         return stack_states(states, 1), torch.stack(params, 1)
 
+    def fuse(self) -> bool:
+        """Run `prior` on kernels of our own from now on, where there are some."""
+        return False
+
     def starts(self, states: LatentState) -> LatentState:
         """Every state of filtered sequences [b, t] as the start of a dream [b·t], without its gradient."""
         return states.detach().flatten()

@@ -82,11 +82,14 @@ class BlockRSSM(CategoricalModel):
             loops = KernelLoops(compile_block(backward_tables))
             self._scans.insert(0, compiled._replace(loops=loops))
 
+    def fuse(self) -> bool:
+        return self.prior_layers.fuse()
+
     @torch.no_grad()
     def rehearse(self, batch: int, dtype: torch.dtype) -> None:
         from rl_lab.components.representation_learners.kernel_loops import KernelLoops
 
-        weights, _ = self._scan_weights(dtype)
+        weights, *_ = self._scan_weights(dtype)
         if KernelLoops.fit(weights):
             KernelLoops().rehearse(weights, self.scan_shape, batch)
 
@@ -125,15 +128,12 @@ class BlockRSSM(CategoricalModel):
         keep = (~is_first).t().unsqueeze(-1)
         action = (prev_action.transpose(0, 1) * keep).to(dtype)
         with torch.autocast(embed.device.type, enabled=False):
-            weights, action_weight = self._scan_weights(dtype)
+            weights, action_weight, embed_weight = self._scan_weights(dtype)
             action = action / action.abs().clamp_min(1.0)
             action = self._cast_normed(self.action_layer, action, dtype)
             action_part = action @ action_weight + self.core.bias.to(dtype)
-            embed_part = F.linear(
-                embed.transpose(0, 1),
-                self.posterior_layer.linear.weight[:, self.deter :].to(dtype),
-                self.posterior_layer.linear.bias.to(dtype),
-            )
+            bias = self.posterior_layer.linear.bias.to(dtype)
+            embed_part = F.linear(embed.transpose(0, 1), embed_weight.to(dtype), bias)
             inputs = ScanInputs(
                 initial.deter.to(dtype), initial.stoch.to(dtype), keep.to(at_least_float32(embed).dtype),
                 action_part, embed_part, noise,
@@ -187,16 +187,21 @@ class BlockRSSM(CategoricalModel):
     def _cast_normed(self, layer: NormedLinear, x: Tensor, dtype: torch.dtype) -> Tensor:
         return F.silu(layer.norm(F.linear(x, layer.linear.weight.to(dtype), layer.linear.bias.to(dtype))))
 
-    def _scan_weights(self, dtype: torch.dtype) -> tuple[ScanWeights, Tensor]:
-        """The recurrent weights in the scan's layout and dtype, and the action's share of the core layer."""
-        own = self.deter // self.core.blocks
-        shared = self.core.weight[:, own:].permute(1, 0, 2).reshape(3 * self.hidden, self.deter).to(dtype)
-        dense = torch.cat([self.posterior_layer.linear.weight[:, : self.deter], self.deter_layer.linear.weight])
+    def _scan_weights(self, dtype: torch.dtype) -> tuple[ScanWeights, Tensor, Tensor]:
+        """The recurrent weights in the scan's layout and dtype; the action's share of the core layer, and the share of
+        what is seen in the posterior's. Shares are split off together: so their gradients come back as one tensor."""
+        posterior = self.posterior_layer.linear.weight
+        own, shared = self.core.weight.split([self.deter // self.core.blocks, 3 * self.hidden], 1)
+        from_deter, from_embed = posterior.split([self.deter, posterior.shape[1] - self.deter], 1)
+        inputs, action = (
+            shared.permute(1, 0, 2).reshape(3 * self.hidden, self.deter).to(dtype).tensor_split([2 * self.hidden])
+        )
+        dense = torch.cat([from_deter, self.deter_layer.linear.weight])
         weights = ScanWeights(
-            block=self.core.weight[:, :own].to(dtype),
+            block=own.to(dtype),
             dense=dense.t().to(dtype),
             stoch=self.stoch_layer.linear.weight.t().to(dtype),
-            inputs=shared[: 2 * self.hidden],
+            inputs=inputs,
             gates=self.gates.weight.to(dtype),
             gates_bias=self.gates.bias.to(dtype),
             logits=self.posterior_logits.weight.t().to(dtype),
@@ -206,4 +211,4 @@ class BlockRSSM(CategoricalModel):
             core_norm=self.core_norm.weight,
             posterior_norm=self.posterior_layer.norm.weight,
         )
-        return weights, shared[2 * self.hidden :]
+        return weights, action, from_embed
