@@ -120,7 +120,7 @@ class UpsampleConv(Conv):
         rows, height, width, inputs = x.shape
         weight = (self.weight.flatten(2) @ self.taps).view(-1, inputs, 4, 3, 3)
         weight = weight.permute(2, 0, 1, 3, 4).reshape(-1, inputs, 3, 3)
-        bias, spare = self.bias.repeat(4), _spare_channels(x, 4 * self.out_channels)
+        bias, spare = self.bias.repeat(4), spare_channels(x, 4 * self.out_channels)
         if spare:
             weight, bias = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, spare)), F.pad(bias, (0, spare))
         weight = weight.contiguous(memory_format=torch.channels_last)
@@ -150,7 +150,7 @@ class PooledConv(Conv):
     def by_phases(self, x: Float[Tensor, "rows height width inputs"]) -> Float[Tensor, "rows height2 width2 outputs"]:
         assert self.bias is not None
         rows, height, width, inputs = x.shape
-        spare = _spare_channels(x, 4 * inputs)
+        spare = spare_channels(x, 4 * inputs)
         x = x.reshape(rows, height // 2, 2, width // 2, 2, inputs).permute(0, 1, 3, 2, 4, 5)
         x = F.pad(x.reshape(rows, height // 2, width // 2, 4 * inputs), (0, spare))
         weight = (self.weight.flatten(2) @ self.taps).view(-1, inputs, 4, 4, 3, 3)
@@ -164,7 +164,7 @@ class PooledConv(Conv):
         return phases.masked_fill(others, 0.0).sum(-2, dtype=phases.dtype) + self.bias.to(phases.dtype)
 
 
-def _spare_channels(x: Tensor, channels: int) -> int:
+def spare_channels(x: Tensor, channels: int) -> int:
     """How many to add: tensor cores want multiples of eight."""
     return -channels % 8 if x.is_cuda else 0
 

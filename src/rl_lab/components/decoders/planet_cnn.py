@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rl_lab.components.encoders.planet_cnn import require_64
 from rl_lab.nn.layers import Linear, glorot_conv_
 from rl_lab.nn.math import at_least_float32
+from rl_lab.nn.strided_convs import StridedDeconv
 from rl_lab.nn.styles import StyleLike, layer_style
 
 KERNELS = (5, 5, 6, 6)
@@ -31,8 +32,10 @@ class PlanetCNNDecoder(nn.Module):
         self.dense = Linear(deter + stoch_size, 32 * depth, init=look.init)
         widths = [32 * depth, 4 * depth, 2 * depth, depth, channels]
         self.convs = nn.ModuleList(
-            glorot_conv_(nn.ConvTranspose2d(*pair, kernel, stride=2))
-            for pair, kernel in zip(pairwise(widths), KERNELS, strict=True)
+            glorot_conv_(
+                StridedDeconv(*pair, kernel=kernel) if layer == 3 else nn.ConvTranspose2d(*pair, kernel, stride=2)
+            )
+            for layer, (pair, kernel) in enumerate(zip(pairwise(widths), KERNELS, strict=True))
         )
         self.activate = look.activate
 

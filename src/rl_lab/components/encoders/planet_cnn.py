@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from rl_lab.components.encoders.images import flatten_lead, scale_image
 from rl_lab.errors import ConfigError
 from rl_lab.nn.layers import glorot_conv_
+from rl_lab.nn.strided_convs import StridedConv
 from rl_lab.nn.styles import StyleLike, layer_style
 
 IMAGE_SIZE = 64  # the only one that the decoder's kernels lead back to
@@ -31,7 +32,10 @@ class PlanetCNN(nn.Module):
                 "dreamer_v1 or dreamer_v2, or take image_encoder=dreamer."
             )
         widths = [channels, *(depth * 2**layer for layer in range(4))]
-        self.convs = nn.ModuleList(glorot_conv_(nn.Conv2d(*pair, 4, stride=2)) for pair in pairwise(widths))
+        self.convs = nn.ModuleList(
+            glorot_conv_(StridedConv(*pair, kernel=4) if layer == 0 else nn.Conv2d(*pair, 4, stride=2))
+            for layer, pair in enumerate(pairwise(widths))
+        )
         self.activate = look.activate
         self.output_size = 4 * widths[-1]
 
