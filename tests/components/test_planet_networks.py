@@ -113,3 +113,19 @@ def test_other_image_sizes_are_refused() -> None:
         MultiKeyDecoder(observation=wide, deter=8, stoch_size=2, image_decoder="planet", style="planet")
     with pytest.raises(ConfigError, match="norm=rms"):
         image_encoder(style="dreamer_v3")
+
+
+def test_half_images_only_round() -> None:
+    """Convolutions in bfloat16 inside a model in float32: its inputs, outputs and gradients stay float32."""
+    results = []
+    for half in (False, True):
+        torch.manual_seed(0)
+        encoder, decoder = image_encoder(depth=4, half_images=half), image_decoder(deter=128, depth=4, half_images=half)
+        prediction = decoder(encoder({"image": pictures(3)}), torch.ones(3, 30))["image"]
+        prediction.square().sum().backward()
+        assert prediction.dtype == torch.float32
+        results.append((prediction.detach(), encoder.image.convs[0].weight.grad))
+    for plain, half in zip(*results, strict=True):
+        assert half.dtype == torch.float32
+        assert not torch.equal(half, plain)
+        assert (half - plain).norm() < 0.1 * plain.norm()

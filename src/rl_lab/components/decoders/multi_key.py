@@ -46,8 +46,10 @@ class MultiKeyDecoder(ObservationModel):
         image_decoder: str = "dreamer",
         style: StyleLike = None,
         image_style: StyleLike = None,  # where it is not that of the other layers; only image_decoder=planet has styles
+        half_images: bool = False,  # convolutions in bfloat16, whatever the precision of the rest
     ) -> None:
         super().__init__()
+        self.half_images = half_images
         self.specs = observation_specs(observation)
         self.images, vectors = split_keys(self.specs)
         self.vector: MLPDecoder | None = None
@@ -72,8 +74,15 @@ class MultiKeyDecoder(ObservationModel):
             predictions.update(self.vector(torch.cat([deter, stoch], -1)))
         if self.image is not None:
             channels = [spec.shape[2] for spec in self.images.values()]
-            predictions.update(zip(self.images, self.image(deter, stoch).split(channels, -1), strict=True))
+            predictions.update(zip(self.images, self._to_image(deter, stoch).split(channels, -1), strict=True))
         return predictions
+
+    def _to_image(self, deter: Tensor, stoch: Tensor) -> Tensor:
+        assert self.image is not None
+        if not self.half_images:
+            return self.image(deter, stoch)
+        with torch.autocast(deter.device.type, torch.bfloat16):
+            return self.image(deter, stoch)  # in float32
 
     def fuse(self) -> bool:
         return self.image is not None and len(self.images) == 1 and fused(self.image) is not None

@@ -51,11 +51,12 @@ class MultiKeyEncoder(nn.Module):
         use_symlog: bool = True,
         style: StyleLike = None,
         image_style: StyleLike = None,  # where it is not that of the other layers; only image_encoder=planet has styles
+        half_images: bool = False,  # convolutions in bfloat16, whatever the precision of the rest
     ) -> None:
         super().__init__()
         self.specs = observation_specs(observation)
         self.images, self.vectors = split_keys(self.specs)
-        self.use_symlog = use_symlog
+        self.use_symlog, self.half_images = use_symlog, half_images
         self.vector: MLPEncoder | None = None
         self.image: nn.Module | None = None
         self.output_size = 0
@@ -85,8 +86,15 @@ class MultiKeyEncoder(nn.Module):
             features.append(self.vector(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
         if self.image is not None:
             images = [observation[key] for key in self.images]
-            features.append(self.image(images[0] if len(images) == 1 else torch.cat(images, -1)))
+            features.append(self._of_image(images[0] if len(images) == 1 else torch.cat(images, -1)))
         return features[0] if len(features) == 1 else torch.cat(features, -1)
+
+    def _of_image(self, image: Tensor) -> Tensor:
+        assert self.image is not None
+        if not self.half_images:
+            return self.image(image)
+        with torch.autocast(image.device.type, torch.bfloat16):
+            return self.image(image).float()
 
     def _flat(self, value: Tensor, spec: ObservationSpec) -> Tensor:
         flat = flat_observation(value, spec)
