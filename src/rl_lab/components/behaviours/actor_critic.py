@@ -137,6 +137,8 @@ class ActorCritic:
         pieces = ["_judge", "_actor_critic_losses"]
         if not self.critic.fuse():
             pieces.append("evaluate_critic")
+        if not self.actor.head.fuse():
+            pieces.append("_evaluate_actor")
         for name in pieces:
             setattr(self, name, compile_block(getattr(self, name)))
 
@@ -152,12 +154,14 @@ class ActorCritic:
             credit = self._credit(reward, live, value)
             scale = None if self.return_scale is None else self.return_scale(credit.returns.detach())
             score, gain = self._objectives(credit, scale)
-        first = 1 if rules.drop_start else 0
+        first, chosen = 1 if rules.drop_start else 0, credit.gain.shape[0]
         last = first + credit.returns.shape[0]
+        policy_output = None
+        if score is not None or rules.entropy_scale:
+            policy_output = self._evaluate_actor(features[:chosen].detach(), record)
         losses, metrics = self._actor_critic_losses(
-            features[: credit.gain.shape[0]].detach(), actions[: credit.gain.shape[0]].detach(), score, gain,
-            credit.actor_weight, value_output[first:last], credit.weight, credit.returns.detach(),
-            None if slow_value is None else slow_value[first:last], record,
+            policy_output, actions[:chosen].detach(), score, gain, credit.actor_weight, value_output[first:last],
+            credit.weight, credit.returns.detach(), None if slow_value is None else slow_value[first:last],
         )  # fmt: skip
         metrics |= {"dream/reward": reward.mean(), "dream/continue": live.mean(), "dream/value": value.mean()}
         metrics |= {"dream/return": credit.returns.mean()} | ({} if scale is None else {"dream/return_scale": scale})
@@ -251,20 +255,22 @@ class ActorCritic:
             return None, raised
         return (1.0 - rules.dynamics_share) * advantage.detach(), rules.dynamics_share * raised
 
+    def _evaluate_actor(self, features: Tensor, record: LayerRecord | None) -> Tensor:
+        return self.actor.head(features, record)
+
     def _actor_critic_losses(
-        self, features: Tensor, actions: Tensor, score: Tensor | None, raised: Tensor | None, actor_weight: Tensor,
-        value_output: Tensor, weight: Tensor, returns: Tensor, slow_value: Tensor | None, record: LayerRecord | None,
+        self, policy_output: Tensor | None, actions: Tensor, score: Tensor | None, raised: Tensor | None,
+        actor_weight: Tensor, value_output: Tensor, weight: Tensor, returns: Tensor, slow_value: Tensor | None,
     ) -> tuple[Losses, dict[str, Tensor]]:  # fmt: skip
         value_loss = weight * self.value_loss(value_output, returns, slow_value)
         objective, metrics = raised, {}
-        if score is not None or self.rules.entropy_scale:
-            policy = self.actor.distribution(self.actor.head(features, record))
-        if score is not None:
+        policy = None if policy_output is None else self.actor.distribution(policy_output)
+        if policy is not None and score is not None:
             scored = policy.log_prob(actions) * score
             objective = scored if objective is None else objective + scored
             metrics["policy/advantage_size"] = score.abs().mean()
         assert objective is not None
-        if self.rules.entropy_scale:
+        if policy is not None and self.rules.entropy_scale:
             entropy = policy.entropy()
             objective = objective + self.rules.entropy_scale * entropy
             metrics["policy/entropy"] = entropy.mean()
