@@ -11,8 +11,10 @@ from environment_helpers import assert_same_step, play, random_actions
 
 from rl_lab.environments import EnvironmentSettings, make_vector_env
 from rl_lab.environments.base import episode_seed
+from rl_lab.environments.control_suite import ControlSuite
 from rl_lab.environments.inspection import inspect_environment
 from rl_lab.environments.vector import EpisodicVectorEnv
+from rl_lab.environments.wrappers import PixelObservation
 from rl_lab.errors import EnvironmentFailure
 
 BACKENDS = ["sync", "process"]
@@ -87,6 +89,38 @@ def test_action_repeat_sums_rewards_and_stops_at_the_end() -> None:
     assert not ended.is_terminal.any()
     facts = inspect_environment(EnvironmentSettings(id="ExampleCounter-v0", action_repeat=3, time_limit=4))
     assert facts.max_episode_steps == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "limit", "owner", "method"),
+    [
+        ("dm_control/cartpole-swingup-v0", 7, 7, ControlSuite, "_picture"),
+        ("Pendulum-v1", 7, 7, PixelObservation, "_frame"),
+        ("ExampleCounter-v0", 5, 50, PixelObservation, "_frame"),  # it terminates
+    ],
+)
+def test_only_the_last_frame_of_a_repeated_action_is_drawn(
+    name: str, length: int, limit: int, owner: type, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawing takes longer than physics: a decision draws one picture, also where a limit or an end cuts it short. That
+    picture, and the rewards, are those of the same frames one by one."""
+    options = {"num_envs": 1, "observation": "pixels", "time_limit": limit, "image_size": 64}
+    env, single = make(name, action_repeat=3, **options), make(name, **options)
+    env.reset()
+    single.reset()
+    actions = random_actions(env, -(-length // 3))
+    frames = play(single, [action for action in actions for _ in range(3)][:length])
+    drawn, draw = [], getattr(owner, method)
+    monkeypatch.setattr(owner, method, lambda self, *size: drawn.append(1) or draw(self, *size))
+    steps = play(env, actions)
+    assert len(drawn) == len(steps) + 1  # and the start of the next episode
+    for index, step in enumerate(steps):
+        parts = frames[3 * index : 3 * index + 3]
+        seen, alone = (step, parts[-1]) if step.ended is None else (step.ended, parts[-1].ended)
+        np.testing.assert_array_equal(seen.observation["image"], alone.observation["image"])
+        total = sum(float(part.reward[0]) for part in parts[:-1]) + float(alone.reward[0])
+        np.testing.assert_allclose(seen.reward, total, rtol=1e-5)
+    assert steps[-1].ended.is_terminal.all() == frames[-1].ended.is_terminal.all() == (length < limit)
 
 
 def test_every_episode_has_the_seed_of_its_number() -> None:

@@ -19,7 +19,11 @@ _MODEL_SEED = 0  # a few domains draw their model when they are loaded (lqr): al
 
 
 class ControlSuite(gymnasium.Env):
-    """One task of dm_control.suite. An episode depends only on the seed of its reset."""
+    """One task of dm_control.suite. An episode depends only on the seed of its reset.
+
+    With `skips_picture` a step leaves the picture out, unless the episode ends with it: drawing takes longer than the
+    physics.
+    """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012
     render_mode = "rgb_array"
@@ -40,6 +44,7 @@ class ControlSuite(gymnasium.Env):
         self._pixel_size = settings.image_size if isinstance(settings.image_size, int) else 64
         self._render_size = settings.render_size
         self._can_render = render or self._pixels
+        self.skips_picture = False
         self.observation_space = self._observation_space()
         action = self._env.action_spec()
         self.action_space = spaces.Box(
@@ -60,16 +65,17 @@ class ControlSuite(gymnasium.Env):
         super().reset(seed=seed)
         if seed is not None:
             self._env.task._random = np.random.RandomState(seed)
-        return self._observation(self._env.reset().observation), {}
+        return self._observation(self._env.reset().observation, picture=True), {}
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         step = self._env.step(action)
         terminated = step.last() and step.discount == 0.0
-        return self._observation(step.observation), float(step.reward or 0.0), terminated, step.last(), {}
+        observation = self._observation(step.observation, picture=step.last() or not self.skips_picture)
+        return observation, float(step.reward or 0.0), terminated, step.last(), {}
 
-    def _observation(self, state: Any) -> dict[str, Any]:
+    def _observation(self, state: Any, *, picture: bool) -> dict[str, Any]:
         observation = dict(state) if self._state else {}
-        if self._pixels:
+        if self._pixels and picture:
             observation[IMAGE_KEY] = self._picture(self._pixel_size)
         return observation
 

@@ -68,6 +68,7 @@ class EpisodeRunner:
         self._write = built.adapter.writer()
         self._repeat, self._frames_per_step = built.action_repeat, built.frames_per_step
         self._limit = built.frame_limit if built.frame_limit is not None else float("inf")
+        self._can_skip_pictures = hasattr(built.env, "skips_picture")
         self._frames, self._used = 0, False
 
     def rebuild(self) -> None:
@@ -94,21 +95,32 @@ class EpisodeRunner:
 
     def step(self, action: Any, out: Observation, row: int) -> tuple[float, Ending | None]:
         """One decision with the environment's own action. The caller starts the next episode where this one ended."""
-        raw, reward, terminated, truncated, info = self._env_step(action)
-        self._frames += self._frames_per_step
         if self._repeat > 1:
-            for _ in range(self._repeat - 1):
-                if terminated or truncated or self._frames >= self._limit:
-                    break
-                raw, more, terminated, truncated, info = self._env_step(action)
-                reward += more
-                self._frames += 1
+            raw, reward, terminated, truncated, info = self._repeated(action)
+        else:
+            raw, reward, terminated, truncated, info = self._env_step(action)
+            self._frames += self._frames_per_step
         self._write(raw, out, row, False)
         if terminated or truncated or self._frames >= self._limit:
             if not terminated and getattr(self._env, "carries_over", False):
                 self._env.carries_over = False  # type: ignore[attr-defined]
             return reward, Ending(float(reward), bool(terminated), scalar_info(info))
         return reward, None
+
+    def _repeated(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """The same action for several frames. Only the last is looked at: where the others' pictures need not be drawn,
+        they are not."""
+        total = 0.0
+        for frame in range(1, self._repeat + 1):
+            self._frames += 1
+            final = frame == self._repeat or self._frames >= self._limit
+            if self._can_skip_pictures:
+                self._env.skips_picture = not final  # type: ignore[attr-defined]
+            raw, reward, terminated, truncated, info = self._env_step(action)
+            total += reward
+            if final or terminated or truncated:
+                break
+        return raw, total, terminated, truncated, info
 
     def replay(self, anchor: int, actions: np.ndarray, out: Observation, row: int) -> tuple[float, bool, int]:
         """Bring the environment to where it stood: reset with the anchor's seed and take the actions again.

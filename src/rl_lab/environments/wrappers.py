@@ -15,11 +15,13 @@ STATE_KEY, IMAGE_KEY = "state", "image"
 
 
 class PixelObservation(gymnasium.Wrapper):
-    """Adds the rendered picture to the observation, unless the environment already shows one."""
+    """Adds the rendered picture to the observation, unless the environment already shows one. With `skips_picture` a
+    step leaves it out, unless the episode ends with it."""
 
     def __init__(self, env: gymnasium.Env, *, keep_state: bool) -> None:
         super().__init__(env)
         self._keep_state = keep_state
+        self.skips_picture = False
         space = env.observation_space
         self._is_dict = isinstance(space, spaces.Dict)
         self._parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {STATE_KEY: space}
@@ -40,19 +42,20 @@ class PixelObservation(gymnasium.Wrapper):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed)
-        return self._observation(observation), info
+        return self._observation(observation, picture=True), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return self._observation(observation), reward, terminated, truncated, info
+        picture = terminated or truncated or not self.skips_picture
+        return self._observation(observation, picture=picture), reward, terminated, truncated, info
 
-    def _observation(self, observation: Any) -> Any:
-        if not self._renders:
+    def _observation(self, observation: Any, *, picture: bool) -> Any:
+        if not self._renders or not picture:
             return observation
-        picture = {IMAGE_KEY: self._frame()}
+        image = {IMAGE_KEY: self._frame()}
         if not self._keep_state:
-            return picture
-        return {**(observation if self._is_dict else {STATE_KEY: observation}), **picture}
+            return image
+        return {**(observation if self._is_dict else {STATE_KEY: observation}), **image}
 
     def _frame(self) -> np.ndarray:
         frame = self.env.render()
