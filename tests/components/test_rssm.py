@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tracemalloc
 
 import pytest
 import torch
@@ -190,3 +191,27 @@ def test_dreams_without_gradients_equal_those_with(rssm, sequence, dtype, tolera
         )
     torch.testing.assert_close(fast.features, plain.features.detach(), rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(fast.actions, plain.actions.detach(), rtol=tolerance, atol=tolerance)
+
+
+@needs_numba
+@pytest.mark.parametrize(("deter", "small"), [(512, True), (2048, False)])
+def test_only_small_models_lay_weights_out_for_a_dream(deter, small):
+    """A copy of the weights in every dream pays only where the kernel then works with them."""
+    model = BlockRSSM(embed_size=EMBED, action_size=ACTION, deter=deter, hidden=64, groups=8, classes=8)
+    start, noise, actions = model.initial(2), model.draw_noise((1, 2), "cpu"), torch.zeros(1, 2, ACTION)
+
+    def dream() -> Dream:
+        return model.imagine(start, lambda features, draw: draw, latent_noise=noise, action_noise=actions)
+
+    expected = dream()
+    with torch.no_grad():
+        dream()  # what is compiled or loaded once, is so before memory is looked at
+        tracemalloc.start()
+        try:
+            found = dream()
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    shared_part = 3 * model.hidden * deter * start.deter.element_size()  # of the core layer: the largest of the copies
+    assert (most >= shared_part) == small
+    torch.testing.assert_close(found.states.deter, expected.states.deter.detach(), rtol=3e-5, atol=3e-5)

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from rl_lab.nn.host_mlp import Array
-from rl_lab.nn.layer_kernels import is_small
+from rl_lab.nn.layer_kernels import SMALL, is_small
 from rl_lab.nn.layers import MLP, BlockLinear, Linear, NormedLinear, RMSNorm
 
 
@@ -37,11 +37,15 @@ class DreamWeights(NamedTuple):
     def of(
         cls, *, layers: list[NormedLinear], core: BlockLinear, core_norm: RMSNorm, gates: BlockLinear,
         prior_layers: MLP, prior_logits: Linear,
-    ) -> DreamWeights:  # fmt: skip
-        """`layers`: those of deter, stoch and action."""
-        weight = _array(core.weight)
-        own, deter = weight.shape[2], weight.shape[0] * weight.shape[2]
+    ) -> DreamWeights | None:  # fmt: skip
+        """`layers`: those of deter, stoch and action. None where they are not small enough for the kernel: then nothing
+        is laid out."""
         priors = [layer for layer in prior_layers if isinstance(layer, NormedLinear)]
+        deter, inputs = core.out_features, sum(layer.linear.out_features for layer in layers)
+        matrices = [layer.linear.weight for layer in (*layers, *priors)]
+        if not priors or inputs * deter > SMALL or not is_small(*matrices, gates.weight, prior_logits.weight):
+            return None
+        weight, own = _array(core.weight), deter // core.blocks
         return cls(
             deter=_transposed(layers[0].linear),
             stoch=_transposed(layers[1].linear),
@@ -60,11 +64,6 @@ class DreamWeights(NamedTuple):
             logits=_transposed(prior_logits),
             logits_bias=_array(prior_logits.bias),
         )
-
-    def are_small(self) -> bool:
-        """Whether the kernel is for them."""
-        matrices = (self.deter, self.stoch, self.action, self.inputs, self.gates, self.logits, *self.prior)
-        return len(self.prior) > 0 and is_small(*matrices)
 
 
 def _array(tensor: Tensor) -> Array:

@@ -160,7 +160,7 @@ class BlockRSSM(CategoricalModel):
                 core_norm=self.core_norm, gates=self.gates, prior_layers=self.prior_layers,
                 prior_logits=self.prior_logits,
             )  # fmt: skip
-        if weights is None or not weights.are_small():
+        if weights is None:
             return super().imagine(start, policy, latent_noise=latent_noise, action_noise=action_noise)
         steps, rows = latent_noise.shape[:2]
         features = start.deter.new_empty(steps + 1, rows, self.feature_size)
