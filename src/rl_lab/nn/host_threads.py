@@ -8,13 +8,12 @@ depend on timing.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache, partial
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -33,8 +32,13 @@ class _Here(threading.local):
     sharing = False  # whether this thread works on a part already
 
 
+def _start_sharing() -> None:
+    _here.sharing = True
+
+
 _here = _Here()
 _threads = 1
+_others = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="rows", initializer=_start_sharing)
 
 
 def only_small(modules: Iterable[nn.Module]) -> bool:
@@ -65,40 +69,12 @@ def share_rows(work: Callable[[int, int], Result], rows: int, *, least: int | No
         return [work(0, rows)]
     tile = TILE if rows >= TILE * parts * 2 else 1
     bounds = [rows * part // parts // tile * tile for part in range(parts)] + [rows]
-    answers = [_worker(part).ask(partial(work, *bounds[part : part + 2])) for part in range(1, parts)]
+    others = [_others.submit(work, *bounds[part : part + 2]) for part in range(1, parts)]
     _here.sharing = True
     try:
         own = work(*bounds[:2])
     finally:
         _here.sharing = False
-        others = [answer.get() for answer in answers]  # no thread writes to what the caller may have given up
-    return [own, *(other() for other in others)]
-
-
-class _Worker:
-    """A thread that waits for work. Its answers are functions that give the result, or raise what it raised."""
-
-    def __init__(self) -> None:
-        self._tasks: SimpleQueue[tuple[Callable[[], Any], SimpleQueue]] = SimpleQueue()
-        threading.Thread(target=self._run, daemon=True, name="rows").start()
-
-    def ask(self, work: Callable[[], Any]) -> SimpleQueue:
-        answer: SimpleQueue[Callable[[], Any]] = SimpleQueue()
-        self._tasks.put((work, answer))
-        return answer
-
-    def _run(self) -> None:
-        _here.sharing = True
-        while True:
-            work, answer = self._tasks.get()
-            future: Future[Any] = Future()
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-            answer.put(future.result)
-
-
-@cache
-def _worker(number: int) -> _Worker:
-    return _Worker()
+        for other in others:
+            other.exception()  # waits: no thread writes to what the caller may have given up
+    return [own, *(other.result() for other in others)]
