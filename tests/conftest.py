@@ -13,6 +13,7 @@ from jaxtyping import install_import_hook
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # after the number of threads
+from tests.checks import check_annotations
 from tests.overrides import QUIET, RANDOM, TINY_DREAMER
 
 COMPILING = torch.cuda.is_available() or "RL_LAB_TESTS_COMPILE" in os.environ
@@ -26,7 +27,8 @@ if not COMPILING:  # the compiler cannot see through the checks
     import rl_lab.nn.scan_kernels
     import rl_lab.nn.two_hot_kernels
 
-    install_import_hook(["rl_lab.nn", "rl_lab.components"], "beartype.beartype")
+    checker = f"{check_annotations.__module__}.{check_annotations.__name__}"
+    install_import_hook(["rl_lab.nn", "rl_lab.components"], checker)
 
 
 @pytest.fixture(scope="session", autouse=True)
