@@ -29,14 +29,15 @@ from rl_lab.workflows.tdmpc2 import TDMPC2
 PHASE = PhaseView("train", "online")
 IMAGE = {"image": ObservationSpec("image", (16, 16, 3), "uint8")}
 without_latents = partial(dreamer_parts.make_batch, latents=False)
-FAMILIES = {
+FAMILIES = {  # those in even and those in odd places take about the same time
     "v3_vector": (partial(make_dreamer, bin_limit=3.0), dreamer_parts.make_batch),
-    "v3_image": (partial(make_dreamer, IMAGE, action=CONTINUOUS, bin_limit=3.0), dreamer_parts.make_batch),
     "v1": (make_v1, without_latents),
+    "v3_image": (partial(make_dreamer, IMAGE, action=CONTINUOUS, bin_limit=3.0), dreamer_parts.make_batch),
+    "tdmpc2": (partial(tdmpc_parts.make_workflow, TDMPC2, latent=32), tdmpc_parts.make_batch),
     "v2": (make_v2, without_latents),
     "planet": (make_planet, planet_parts.make_batch),
-    "tdmpc2": (partial(tdmpc_parts.make_workflow, TDMPC2, latent=32), tdmpc_parts.make_batch),
 }
+PROCESSES = 2
 
 
 @pytest.fixture
@@ -51,10 +52,18 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif("RL_LAB_TESTS_COMPILE" in os.environ, reason="runs the others in a process of their own")
 def test_pieces_compile() -> None:
-    """In a process without the run-time checks of shapes, which the compiler cannot see through."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", __file__]
-    run = subprocess.run(command, env=os.environ | {"RL_LAB_TESTS_COMPILE": "1"}, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout[-3000:]
+    """In processes without the run-time checks of shapes, which the compiler cannot see through: two, for it computes
+    little in parallel."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts="]
+    name = f"{__file__}::{test_compiled_updates_and_decisions_equal_plain_ones.__name__}"
+    families = [[f"{name}[{family}]" for family in list(FAMILIES)[first::PROCESSES]] for first in range(PROCESSES)]
+    assert sum(map(len, families)) == len(FAMILIES)
+    environment, pipes = os.environ | {"RL_LAB_TESTS_COMPILE": "1"}, {"stdout": subprocess.PIPE, "text": True}
+    runs = [subprocess.Popen([*command, *own], env=environment, **pipes) for own in families]
+    outputs = [run.communicate()[0] for run in runs]
+    for run, own, output in zip(runs, families, outputs, strict=True):
+        assert run.returncode == 0, output[-3000:]
+        assert f"{len(own)} passed" in output
 
 
 @pytest.mark.skipif("RL_LAB_TESTS_COMPILE" not in os.environ, reason="see test_pieces_compile")
