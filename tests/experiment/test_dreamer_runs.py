@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.overrides import QUIET
+from tests.runs import run_in_parts
 
 from rl_lab.experiment.train import run_training
 
@@ -32,8 +33,7 @@ def test_a_resumed_run_equals_the_whole_one(tmp_path: Path) -> None:
     """Three optimisers and exploration noise go on exactly where the run stopped."""
     settings = [*V1, *SMALL, "evaluation.imagination=false"]
     whole = run_training([*settings, "training.total_timesteps=60", f"run_root={tmp_path}/a"]).folder
-    part = run_training([*settings, "training.total_timesteps=40", f"run_root={tmp_path}/b"]).folder
-    run_training([f"training.resume_path={part}", "training.total_timesteps=60", "logging.console=off"])
+    part = run_in_parts([*settings, f"run_root={tmp_path}/b"], first=40, total=60)
     assert len(learned(whole)) > 2
     assert learned(part) == learned(whole)
 

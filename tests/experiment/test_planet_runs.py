@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.overrides import QUIET
+from tests.runs import run_in_parts
 
 from rl_lab.experiment.train import run_training
 
@@ -32,9 +33,7 @@ def learned(run: Path) -> dict[int, dict]:
 def test_a_resumed_run_equals_the_whole_one_and_leaves_pictures(tmp_path: Path) -> None:
     """Latent state, plan, noise and optimiser go on exactly where the run stopped; seed steps earn no updates."""
     whole = run_training([*SMALL, "training.total_timesteps=64", f"run_root={tmp_path}/a"]).folder
-    quick = ["evaluation.imagination=false", "training.total_timesteps=44", f"run_root={tmp_path}/b"]
-    part = run_training([*SMALL, *quick]).folder
-    run_training([f"training.resume_path={part}", "training.total_timesteps=64", "logging.console=off"])
+    part = run_in_parts([*SMALL, "evaluation.imagination=false", f"run_root={tmp_path}/b"], first=44, total=64)
     assert len(learned(whole)) > 2
     assert learned(part) == learned(whole)
     summary = json.loads((whole / "summary.json").read_text())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.overrides import QUIET, TINY_DREAMER
+from tests.runs import run_in_parts
 
 from rl_lab.experiment.train import run_training
 
@@ -28,10 +29,7 @@ def test_a_longer_budget_equals_the_run_that_had_it_from_the_start(tmp_path: Pat
     """80 steps, then resumed to 120, gives the rows of 120 steps at once (the ends of both runs aside)."""
     base = [*TINY_DREAMER[:-1], *QUIET, "logging.every=20", "evaluation.imagination=false"]
     whole = run_training([*base, "training.total_timesteps=120", f"run_root={tmp_path}/a"]).folder
-    part = run_training([*base, "training.total_timesteps=80", f"run_root={tmp_path}/b"]).folder
-    resume = [f"training.resume_path={part}", "training.total_timesteps=120", "logging.console=off"]
-    outcome = run_training(resume)
-    assert outcome.folder == part
+    part = run_in_parts([*base, f"run_root={tmp_path}/b"], first=80, total=120)
     seen = {row["env_steps"]: row for row in metrics(part) if "train/loss/total" in row}
     expected = {row["env_steps"]: row for row in metrics(whole) if "train/loss/total" in row}
     assert len(expected) > 2

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from tests.overrides import QUIET, TINY_DREAMER
+from tests.runs import run_in_parts
 
 from rl_lab.experiment.imagination import imagine_run
 from rl_lab.experiment.train import run_training
@@ -25,8 +26,7 @@ def updates(run: Path) -> dict[int, dict[str, object]]:
 def test_a_transformer_run_in_two_parts_equals_the_whole(tmp_path: Path) -> None:
     """What the agent remembers of the running episode is saved with it. Then its model imagines."""
     whole = run_training([*BASE, TRANSFORMER, "training.total_timesteps=64", f"run_root={tmp_path}/a"]).folder
-    part = run_training([*BASE, TRANSFORMER, "training.total_timesteps=40", f"run_root={tmp_path}/b"]).folder
-    run_training([f"training.resume_path={part}", "training.total_timesteps=64", "logging.console=off"])
+    part = run_in_parts([*BASE, TRANSFORMER, f"run_root={tmp_path}/b"], first=40, total=64)
     assert len(updates(whole)) > 2
     assert updates(part) == updates(whole)
     paths = imagine_run(whole, context=3, horizon=5)

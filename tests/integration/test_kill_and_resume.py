@@ -44,11 +44,6 @@ def rows(run: Path) -> list[dict]:
     return kept
 
 
-def train(*overrides: str) -> None:
-    result = subprocess.run(command(*overrides), capture_output=True, text=True, timeout=3000)
-    assert result.returncode == 0, result.stderr[-2000:]
-
-
 def is_at_work(root: Path, pid: int) -> bool:
     """Whether that process has taken the run's lock."""
     run = run_folder(root)
@@ -81,13 +76,18 @@ def train_with_kills(root: Path, overrides: tuple[str, ...], kills: int, longest
 def check(
     tmp_path: Path, overrides: tuple[str, ...], *, kills: int, longest: float, seed: int, least_hits: int = 1
 ) -> None:
-    train(*overrides, f"run_root={tmp_path / 'whole'}")
+    with (tmp_path / "errors.txt").open("w+") as errors:
+        start = command(*overrides, f"run_root={tmp_path / 'whole'}")
+        with subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=errors) as never_killed:
+            hits = train_with_kills(tmp_path / "killed", overrides, kills, longest, random.Random(seed))
+            never_killed.wait(timeout=3000)
+        errors.seek(0)
+        assert never_killed.returncode == 0, errors.read()[-2000:]
     whole = run_folder(tmp_path / "whole")
     assert whole is not None
     expected = rows(whole)
     assert any("train/loss/total" in row for row in expected), "the run must have learned something"
     assert any("eval/return_mean" in row for row in expected)
-    hits = train_with_kills(tmp_path / "killed", overrides, kills, longest, random.Random(seed))
     killed = run_folder(tmp_path / "killed")
     assert killed is not None
     assert hits >= least_hits

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dqn_parts import IMAGE, VECTOR, make_batch, make_dqn
+from tests.runs import run_in_parts
 
 from rl_lab.errors import ConfigError
 from rl_lab.experiment.train import run_training
@@ -283,8 +284,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, variant: lis
     """
     base = [*TINY, *variant]
     whole = run_training([*base, "training.total_timesteps=160", f"run_root={tmp_path}/a"]).folder
-    part = run_training([*base, "training.total_timesteps=94", f"run_root={tmp_path}/b"]).folder
-    run_training([f"training.resume_path={part}", "training.total_timesteps=160", "logging.console=off"])
+    part = run_in_parts([*base, f"run_root={tmp_path}/b"], first=94, total=160)
     expected = {row["env_steps"]: row for row in rows(whole) if "train/loss/td" in row}
     assert len(expected) > 5
     assert {row["env_steps"]: row for row in rows(part) if "train/loss/td" in row} == expected
