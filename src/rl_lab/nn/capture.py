@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from torch import Tensor
 Inputs = dict[str, Tensor]
 Outputs = dict[str, Tensor]
 COMPILER_PATIENCE = 30.0  # seconds
+MOST_COMPILERS = 8  # processes: the more there are, the longer they take to start, and this one has work, too
 
 
 def compile_block(function: Callable, *, dynamic: bool = False) -> Callable:
@@ -40,8 +42,11 @@ def start_compiler() -> None:
     """Start the processes that compile a GPU's kernels side by side. Until they run, one after another is compiled in
     this process; left alone, they start with the first piece and take many seconds."""
     if torch.cuda.is_available() and find_spec("triton") is not None:
+        from torch._inductor import config
         from torch._inductor.async_compile import maybe_warm_pool
 
+        if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+            config.compile_threads = min(MOST_COMPILERS, config.compile_threads or 1)
         maybe_warm_pool()
 
 
