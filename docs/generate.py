@@ -108,6 +108,10 @@ def experiment_file(name: str) -> str:
 # Results --------------------------------------------------------------------------------------------------------------
 
 
+# Overrides that say how a run is watched, kept and fed, not what is learned: the file has them, the table does not.
+_HOW = ("logging.", "checkpoint.every=", "evaluation.video=", "environment.workers=", "training.overlap=")
+
+
 def scores_table(folder: Path) -> str:
     """One row for each file that `rl-lab reproduce` wrote."""
     rows = []
@@ -116,7 +120,7 @@ def scores_table(folder: Path) -> str:
         runs, protocol = result["rows"], result["protocol"]
         low, high = result["ci95"]
         interval = f" [{low:.1f}, {high:.1f}]" if len(runs) > 1 else ""
-        shown = [line for line in result["overrides"] if not line.startswith("logging.")]
+        shown = [line for line in result["overrides"] if not line.startswith(_HOW)]
         rows.append(
             [
                 " ".join(f"`{word}`" for word in [result["experiment"], *shown]),
