@@ -10,6 +10,7 @@ import pytest
 from tests.overrides import QUIET
 
 from rl_lab.cli.reproduce import parse_seeds
+from rl_lab.errors import RLLabError
 from rl_lab.experiment import jobs
 from rl_lab.experiment.reproduce import reproduce
 
@@ -67,14 +68,17 @@ def test_results_have_the_promised_form(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_seed_that_was_cut_off_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[str]
 ) -> None:
-    """Its run is gone on with, not begun anew."""
+    """Its run is gone on with, not begun anew, and counts like any other."""
     monkeypatch.chdir(tmp_path)
     reproduce("random", overrides=OVERRIDES, seeds=[0], episodes=1, results=tmp_path / "results", say=lambda text: None)
     run = next(tmp_path.glob("experiments/random/*/run.json"))
     run.write_text(json.dumps(json.loads(run.read_text()) | {"status": "interrupted"}))
     del started[:]
-    reproduce("random", overrides=OVERRIDES, seeds=[0], episodes=1, results=tmp_path / "results", say=lambda text: None)
+    path = reproduce(
+        "random", overrides=OVERRIDES, seeds=[0], episodes=1, results=tmp_path / "results", say=lambda text: None
+    )
     assert started[0].startswith(f"train training.resume_path={run.parent.relative_to(tmp_path)}")
+    assert [row["seed"] for row in json.loads(path.read_text())["rows"]] == [0]
 
 
 def test_jobs_run_and_report(tmp_path: Path) -> None:
@@ -88,6 +92,29 @@ def test_jobs_run_and_report(tmp_path: Path) -> None:
     assert len(failed) == 1
     assert "bad failed: 'nonsense' is not a command" in failed[0]
     assert (tmp_path / "good.log").read_text().startswith("rl-lab ")
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        (2, "seed 0 failed: no such key"),
+        (143, "seed 0 was interrupted;"),
+        (-9, "seed 0 was killed by SIGKILL"),
+    ],
+)
+def test_a_failure_is_told_from_an_interruption(tmp_path: Path, status: int, sentence: str) -> None:
+    """By the exit status; of the messages our own counts, not a library's warning after it."""
+    (tmp_path / "s0.err").write_text("rl-lab: no such key\nW1116 12:00:00 compiler: something else\n")
+    assert jobs.how_it_failed(jobs.Job("seed 0", ["train"], tmp_path / "s0.log"), status).startswith(sentence)
+
+
+def test_without_a_trained_seed_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file without rows would be no result."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rl_lab.experiment.reproduce.run_jobs", lambda entries, **settings: ["seed 0 failed: so it is"])
+    with pytest.raises(RLLabError, match="so it is"):
+        reproduce("random", overrides=OVERRIDES, seeds=[0], results=tmp_path / "results", say=lambda text: None)
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize(("text", "seeds"), [("0-4", [0, 1, 2, 3, 4]), ("3", [3]), ("0,2-3,2", [0, 2, 3])])

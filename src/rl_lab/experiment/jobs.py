@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POLL_S = 0.2
+PREFIX = "rl-lab: "  # of error messages
 GRACE_S = 300.0  # for an interrupted training to write its checkpoint
 
 
@@ -44,7 +45,7 @@ def run_jobs(jobs: Sequence[Job], *, at_once: int, say: Callable[[str], object])
                 running.remove(entry)
                 seconds = time.monotonic() - entry.started
                 if entry.process.returncode:
-                    failed.append(f"{entry.job.name} failed: {_last_error(entry.job)}")
+                    failed.append(how_it_failed(entry.job, entry.process.returncode))
                     say(failed[-1])
                 else:
                     say(f"{entry.job.name} done in {seconds:.0f} s")
@@ -79,10 +80,15 @@ def _errors(job: Job) -> Path:
     return job.log.with_suffix(".err")
 
 
-def _last_error(job: Job) -> str:
+def how_it_failed(job: Job, status: int) -> str:
+    """One sentence on a process that ended with a status other than 0; below 0 it is the signal that killed it."""
+    if status < 0:
+        return f"{job.name} was killed by {signal.Signals(-status).name}, see {job.log}"
+    if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        return f"{job.name} was interrupted; the same command goes on with it"
     lines = _errors(job).read_text(errors="replace").strip().splitlines()
-    text = lines[-1] if lines else f"no message, see {job.log}"
-    return text.removeprefix("rl-lab: ")
+    own = [line.removeprefix(PREFIX) for line in lines if line.startswith(PREFIX)]  # warnings may stand after it
+    return f"{job.name} failed: {[f'no message, see {job.log}', *lines[-1:], *own[-1:]][-1]}"
 
 
 def _stop(running: Sequence[_Running]) -> None:

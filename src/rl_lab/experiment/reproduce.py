@@ -77,6 +77,8 @@ def reproduce(
     ]
     failed = run_jobs(training, at_once=at_once, say=say)
     done = [plan for plan in plans if plan.is_done()]
+    if not done:
+        raise RLLabError("; ".join(failed) + ". There is nothing to write yet.")
     scores = _evaluate(done, episodes=episodes, logs=logs, at_once=at_once, say=say)
     path = _write(experiment, prepared, overrides, done, scores, episodes=episodes, results=results)
     if failed:

@@ -82,11 +82,7 @@ def _run(
         console.message(resumption.text())
     run.write_text("config.yaml", prepared.to_yaml())
     run.write_text("plan.txt", experiment.plan)
-    run.start(
-        device=str(experiment.device),
-        parameters=experiment.parameters,
-        argv=sys.argv,
-        overrides=[] if resumption is not None else list(overrides),
-    )
+    own = run.info().get("overrides", []) if resumption is not None else list(overrides)  # of its start: see SeedPlan
+    run.start(device=str(experiment.device), parameters=experiment.parameters, argv=sys.argv, overrides=own)
     console.message(experiment.plan)
     return orchestrator.run()
