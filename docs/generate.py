@@ -109,7 +109,14 @@ def experiment_file(name: str) -> str:
 
 
 # Overrides that say how a run is watched, kept and fed, not what is learned: the file has them, the table does not.
-_HOW = ("logging.", "checkpoint.every=", "evaluation.video=", "environment.workers=", "training.overlap=")
+_HOW = (
+    "logging.",
+    "checkpoint.every=",
+    "evaluation.video=",
+    "evaluation.final_episodes=",
+    "environment.workers=",
+    "training.overlap=",
+)
 
 
 def scores_table(folder: Path) -> str:
