@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MESSAGE_PREFIX = "rl-lab: "  # of the line on stderr that says why a command failed
+
 
 class RLLabError(Exception):
     """Base of every error that is the user's to fix: it says what, where, what was expected and how to fix it."""

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from rl_lab import __version__
-from rl_lab.errors import RLLabError, nearest
+from rl_lab.errors import MESSAGE_PREFIX, RLLabError, nearest
 
 COMMANDS = {
     "train": ("rl_lab.cli.train", "train an agent, or go on with a run"),
@@ -84,7 +84,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _fail(message: str, code: int = EXIT_BAD_INPUT) -> int:
-    sys.stderr.write(f"rl-lab: {message}\n")
+    sys.stderr.write(f"{MESSAGE_PREFIX}{message}\n")
     return code
 
 

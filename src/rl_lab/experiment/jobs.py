@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl_lab.errors import MESSAGE_PREFIX
+
 POLL_S = 0.2
-PREFIX = "rl-lab: "  # of error messages
 GRACE_S = 300.0  # for an interrupted training to write its checkpoint
 
 
@@ -87,8 +88,9 @@ def how_it_failed(job: Job, status: int) -> str:
     if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
         return f"{job.name} was interrupted; the same command goes on with it"
     lines = _errors(job).read_text(errors="replace").strip().splitlines()
-    own = [line.removeprefix(PREFIX) for line in lines if line.startswith(PREFIX)]  # warnings may stand after it
-    return f"{job.name} failed: {[f'no message, see {job.log}', *lines[-1:], *own[-1:]][-1]}"
+    own = [line.removeprefix(MESSAGE_PREFIX) for line in lines if line.startswith(MESSAGE_PREFIX)]
+    told = own or lines or [f"no message, see {job.log}"]  # a library's warnings may stand after our own
+    return f"{job.name} failed: {told[-1]}"
 
 
 def _stop(running: Sequence[_Running]) -> None:

@@ -82,7 +82,8 @@ def _run(
         console.message(resumption.text())
     run.write_text("config.yaml", prepared.to_yaml())
     run.write_text("plan.txt", experiment.plan)
-    own = run.info().get("overrides", []) if resumption is not None else list(overrides)  # of its start: see SeedPlan
-    run.start(device=str(experiment.device), parameters=experiment.parameters, argv=sys.argv, overrides=own)
+    # A run keeps the overrides that it was started with: `reproduce` knows it by them.
+    started_with = {} if resumption is not None else {"overrides": list(overrides)}
+    run.start(device=str(experiment.device), parameters=experiment.parameters, argv=sys.argv, **started_with)
     console.message(experiment.plan)
     return orchestrator.run()
