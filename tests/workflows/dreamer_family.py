@@ -31,11 +31,11 @@ SHORT = {"batch_size": 3, "sequence_length": 7, "horizon": 4}
 
 def make_v1(
     action: ActionSpec = CONTINUOUS, *, observation: Mapping[str, ObservationSpec] = VECTOR,
-    sizes: Mapping[str, int] = SMALL, with_continue: bool = True, device: str = "cpu",
+    sizes: Mapping[str, int] = SMALL, with_continue: bool = True, half_images: bool = False, device: str = "cpu",
     compile_: bool = False, **settings: Any,
 ) -> DreamerV1:  # fmt: skip
     torch.manual_seed(0)
-    networks = _networks(observation, sizes, style="dreamer_v1", image_style="planet")
+    networks = _networks(observation, sizes, style="dreamer_v1", image_style="planet", half_images=half_images)
     rssm = GaussianRSSM(
         **_latent_sizes(networks, action, sizes), stoch=sizes["stoch"], cell="reset_after", style="dreamer_v1",
         separate_std=False,
@@ -105,10 +105,10 @@ def make_v3_2023(
     return _assembled(workflow, VECTOR, action, components, controllers, device, compile_)
 
 
-def _networks(observation: Mapping[str, ObservationSpec], sizes: Mapping[str, int], **styles: Any) -> dict[str, Any]:
+def _networks(observation: Mapping[str, ObservationSpec], sizes: Mapping[str, int], **choices: Any) -> dict[str, Any]:
     """The encoder, and how to make the decoder: PlaNet's networks for images, four layers for vectors."""
     common = {"observation": observation, "units": sizes["units"], "layers": 4, "depth": sizes["depth"]}
-    common |= {"use_symlog": False, **styles}
+    common |= {"use_symlog": False, **choices}
     return {
         "encoder": MultiKeyEncoder(**common, image_encoder="planet"),
         "decoder": common | {"image_decoder": "planet", "unit_normal": True},

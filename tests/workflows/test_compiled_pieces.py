@@ -36,6 +36,7 @@ FAMILIES = {  # those in even and those in odd places take about the same time
     "tdmpc2": (partial(tdmpc_parts.make_workflow, TDMPC2, latent=32), tdmpc_parts.make_batch),
     "v2": (make_v2, without_latents),
     "planet": (make_planet, planet_parts.make_batch),
+    "v1_image": (partial(make_v1, observation=planet_parts.IMAGE, half_images=True), without_latents),
 }
 PROCESSES = 2
 

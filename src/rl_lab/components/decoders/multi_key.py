@@ -127,7 +127,7 @@ class MultiKeyDecoder(ObservationModel):
     def wiring(self) -> dict[str, str]:
         """For people: what predicts each key, and with which loss."""
         losses = {
-            "image": f"{type(self.image).__name__}: squared error of pixels in 0..1",
+            "image": f"{type(self.image).__name__}: squared error of pixels",
             "vector": "MLPDecoder: squared error in symlog space",
             "discrete": "MLPDecoder: cross-entropy",
         }
