@@ -193,7 +193,7 @@ def test_sizes_are_those_of_the_presets() -> None:
     }
 
 
-@pytest.mark.parametrize("size", ["tiny", "1m"])
+@pytest.mark.parametrize("size", ["tiny", "small", "1m"])
 def test_parameter_counts_are_true(size: str) -> None:
     """Of the presets that are small enough to be built here."""
     import torch
