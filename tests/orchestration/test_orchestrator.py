@@ -137,6 +137,14 @@ def test_until_is_fed_by_evaluations(tmp_path):
     assert orchestrator.scheduler.env_steps == 8
 
 
+@pytest.mark.parametrize(("minutes", "env_steps"), [(0.0, 8), (60.0, 40)])
+def test_until_may_ask_for_the_time(tmp_path, minutes, env_steps):
+    """With the first row that says so; a run that is over sooner never notices."""
+    orchestrator = build(tmp_path, [{**JOINT, "until": {"metric": "time/minutes", "at_least": minutes}}])
+    orchestrator.run()
+    assert orchestrator.scheduler.env_steps == env_steps
+
+
 def test_environment_events_are_written_and_counted(tmp_path):
     """A restarted worker leaves a line in events.jsonl and a count in the metrics."""
     orchestrator = build(tmp_path, [JOINT])

@@ -81,6 +81,7 @@ class Recorder:
         seconds = max(now - since, 1e-9)
         values["time/env_steps_per_s"] = (scheduler.env_steps - env_steps) / seconds
         values["time/updates_per_s"] = (scheduler.updates - updates) / seconds
+        values["time/minutes"] = self.wall_s / 60.0  # `wall_s` for a phase's `until`
         self._row_mark = (now, scheduler.env_steps, scheduler.updates)
         self._returns = self._lengths = 0.0
         self._new_episodes = 0
