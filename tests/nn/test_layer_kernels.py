@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 pytest.importorskip("numba")
 from rl_lab.nn import layer_kernels as kernels
+from rl_lab.nn.host_blas import multiplications_at_once
 
 EPS = 1e-4
 
@@ -75,12 +76,12 @@ def test_a_normed_layer(rows: int, inputs: int, outputs: int) -> None:
 
 
 def test_products_take_as_many_rows_as_one_thread_of_blas_does() -> None:
-    """NumPy's and SciPy's threads are not ours to set."""
+    """And an even number of them."""
     for size in (1 << 8, 1 << 13, kernels.SMALL):
         weight = np.empty((size // 16, 16), np.float32)
         rows = kernels.rows_at_once(weight)
         assert rows % 2 == 0
-        assert 0 < rows * weight.size <= kernels.ONE_THREAD
+        assert 0 < rows * weight.size <= multiplications_at_once()
         assert kernels.is_small(weight)
     assert not kernels.is_small(np.empty((kernels.SMALL // 16 + 1, 16), np.float32))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rl_lab.nn.fusion import has_numba
+from rl_lab.nn.host_blas import multiplications_at_once
 from rl_lab.nn.host_kernels import inline, kernel, norm_silu, norm_silu_backward, norm_silu_kept, part
 from rl_lab.nn.host_mlp import ONE_THREAD
 
@@ -23,6 +24,7 @@ _SINGLE, _PLAIN, _TRANSPOSED = (np.int8(ord(letter)) for letter in "snt")
 if has_numba():
     from numba import types
 
+    _AT_ONCE = multiplications_at_once()
     _size, _letter, _numbers = types.intp, types.char, types.CPointer(types.float32)
     # (type, transpose left, transpose right, rows, columns, inner, alpha, left, its stride, right, …, beta, out, …), of
     # arrays that are stored column by column: for ours, left and right change places.
@@ -38,7 +40,7 @@ def is_small(*weights: Any) -> bool:
 @inline
 def rows_at_once(weight: Any) -> Any:
     """So few that BLAS takes one thread, and an even number of them: those are the fast ones."""
-    rows = min(MOST_ROWS, ONE_THREAD // weight.size)
+    rows = min(MOST_ROWS, _AT_ONCE // weight.size)
     return rows - rows % (4 if rows >= 4 else 2)
 
 
