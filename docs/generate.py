@@ -113,7 +113,9 @@ _HOW = (
     "logging.",
     "checkpoint.every=",
     "evaluation.video=",
+    "evaluation.imagination=",
     "evaluation.final_episodes=",
+    "evaluation.num_envs=",
     "environment.workers=",
     "training.overlap=",
 )

@@ -15,6 +15,7 @@ import rl_lab
 from rl_lab.errors import ConfigError
 from rl_lab.experiment.agent import Agent
 from rl_lab.experiment.evaluate import evaluate_run
+from rl_lab.experiment.results import chosen_actions
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,15 @@ def test_another_environment_is_refused(dreamer_run: Path) -> None:
 def test_evaluation_repeats_the_final_one(dreamer_run: Path) -> None:
     """The same agent on the same held-out episodes gets the score of summary.json."""
     summary = json.loads((dreamer_run / "summary.json").read_text())
-    assert evaluate_run(dreamer_run).as_dict()["eval/return_mean"] == summary["eval/return_mean"]
+    evaluation = evaluate_run(dreamer_run)
+    assert evaluation.as_dict()["eval/return_mean"] == summary["eval/return_mean"]
+    assert evaluation.as_dict()["mode"] == "greedy"
+
+
+@pytest.mark.parametrize(("workflow", "actions"), [({}, "greedy"), ({"sample_in_eval": True}, "sampled")])
+def test_an_evaluation_says_how_actions_were_chosen(workflow: dict, actions: str) -> None:
+    """Not every workflow knows the setting."""
+    assert chosen_actions({"workflow": workflow}) == actions
 
 
 def test_only_the_run_directory_is_needed(dreamer_run: Path, tmp_path: Path) -> None:

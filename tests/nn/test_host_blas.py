@@ -8,8 +8,7 @@ import pytest
 
 threadpoolctl = pytest.importorskip("threadpoolctl")
 
-from rl_lab.nn.host_blas import multiplications_at_once  # noqa: E402
-from rl_lab.nn.host_mlp import ONE_THREAD  # noqa: E402
+from rl_lab.nn.host_blas import LARGE_CALLS, SMALL_CALLS, fast_calls  # noqa: E402
 
 
 class Library:
@@ -37,7 +36,7 @@ def test_small_products_are_cut_where_blas_has_kernels_for_them(loaded):
     """They are so few that it takes one thread anyhow: its threads stay what they are."""
     own = Library("site-packages/scipy.libs/libscipy_openblas.so", "SkylakeX")
     loaded(own)
-    assert (multiplications_at_once(), own.threads) == (ONE_THREAD, 8)
+    assert (fast_calls(), own.threads) == (SMALL_CALLS, 8)
 
 
 def test_many_rows_at_once_repay_the_packing_elsewhere(loaded):
@@ -45,19 +44,19 @@ def test_many_rows_at_once_repay_the_packing_elsewhere(loaded):
     numpys = Library("site-packages/numpy.libs/libscipy_openblas64_.so", "Haswell")
     own = Library("site-packages/scipy.libs/libscipy_openblas.so", "Haswell")
     loaded(numpys, own)
-    assert multiplications_at_once() > 1 << 40
+    assert fast_calls() == LARGE_CALLS
     assert (numpys.threads, own.threads) == (8, 1)
 
 
 def test_another_blas_gets_small_products(loaded):
     """How many threads it takes for large ones is not known."""
     loaded()
-    assert multiplications_at_once() == ONE_THREAD
+    assert fast_calls() == SMALL_CALLS
 
 
 def test_products_of_this_process_take_one_thread():
     """As it is: either they are small, or the library has one thread."""
-    at_once = multiplications_at_once()
+    size = fast_calls()
     found = threadpoolctl.ThreadpoolController().select(internal_api="openblas").lib_controllers
     threads = [library.num_threads for library in found if "numpy.libs" not in library.filepath]
-    assert at_once == ONE_THREAD or threads == [1] * len(threads)
+    assert size == SMALL_CALLS or threads == [1] * len(threads)

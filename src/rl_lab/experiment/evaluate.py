@@ -10,6 +10,7 @@ from typing import Any
 from rl_lab.experiment.agent import load_run
 from rl_lab.experiment.build import make_eval_envs
 from rl_lab.experiment.device import set_threads
+from rl_lab.experiment.results import chosen_actions
 from rl_lab.metrics.video import write_video
 from rl_lab.orchestration.evaluation import EvaluationResult, evaluate
 
@@ -22,6 +23,7 @@ class RunEvaluation:
     checkpoint: str
     environment: str
     seed: int
+    actions: str  # how they were chosen
     result: EvaluationResult
     video: Path | None
     planner: str | None = None  # another one than the run's own, with its settings
@@ -32,7 +34,7 @@ class RunEvaluation:
             "checkpoint": self.checkpoint,
             "environment": self.environment,
             "seed": self.seed,
-            "mode": "greedy",
+            "mode": self.actions,
             **({"planner": self.planner} if self.planner else {}),
             **self.result.metrics(),
             "returns": list(self.result.returns),
@@ -43,7 +45,7 @@ class RunEvaluation:
     def text(self) -> str:
         result = self.result
         lines = [
-            f"{self.run} ({self.checkpoint}) in {self.environment}, seed {self.seed}, greedy"
+            f"{self.run} ({self.checkpoint}) in {self.environment}, seed {self.seed}, {self.actions}"
             + (f", planner {self.planner}" if self.planner else ""),
             f"return {result.return_mean:.2f} ± {result.return_std:.2f} over {len(result.returns)} episodes "
             f"(from {min(result.returns):.2f} to {max(result.returns):.2f})",
@@ -80,6 +82,6 @@ def evaluate_run(
     if result.frames is not None:
         path = write_video(loaded.run.path / "videos" / f"eval-s{seed}.mp4", result.frames)
     return RunEvaluation(
-        loaded.run.path, loaded.checkpoint.path.name, settings.environment.id, seed, result, path,
-        " ".join([planner, *planner_settings]) if planner else None,
+        loaded.run.path, loaded.checkpoint.path.name, settings.environment.id, seed, chosen_actions(loaded.config),
+        result, path, " ".join([planner, *planner_settings]) if planner else None,
     )  # fmt: skip

@@ -16,7 +16,14 @@ from typing import Any
 from rl_lab.errors import RLLabError
 from rl_lab.experiment.jobs import Job, run_jobs
 from rl_lab.experiment.prepare import Prepared, prepare
-from rl_lab.experiment.results import curve_file, environment_versions, read_results, result_row, write_results
+from rl_lab.experiment.results import (
+    chosen_actions,
+    curve_file,
+    environment_versions,
+    read_results,
+    result_row,
+    write_results,
+)
 from rl_lab.orchestration.run_directory import RunDirectory, list_runs
 
 Say = Callable[[str], object]
@@ -154,7 +161,7 @@ def _protocol(prepared: Prepared, episodes: int) -> dict[str, Any]:
         "environment_version": environment_versions(settings.environment.id),
         "episodes": episodes,
         "seeds": SEEDS,
-        "actions": "sampled" if prepared.config["workflow"].get("sample_in_eval") else "greedy",
+        "actions": chosen_actions(prepared.config),
         "selection": selection,
         "summary": "interquartile mean over seeds, 95 % bootstrap interval",
     }

@@ -28,6 +28,11 @@ def environment_versions(environment_id: str) -> dict[str, str]:
     return {package: version(package) for package in sorted(packages)}
 
 
+def chosen_actions(config: Mapping[str, Any]) -> str:
+    """How an agent of this configuration chooses its actions in evaluations."""
+    return "sampled" if config["workflow"].get("sample_in_eval") else "greedy"
+
+
 def metric_rows(run: RunDirectory) -> list[dict[str, Any]]:
     """metrics.jsonl; a torn last line is left out."""
     rows = []

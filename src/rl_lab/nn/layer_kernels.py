@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from rl_lab.nn.fusion import has_numba
-from rl_lab.nn.host_blas import multiplications_at_once
+from rl_lab.nn.host_blas import SMALL_CALLS, fast_calls
 from rl_lab.nn.host_kernels import inline, kernel, norm_silu, norm_silu_backward, norm_silu_kept, part
 from rl_lab.nn.host_mlp import ONE_THREAD
 
-MOST_ROWS = 64  # at once
+MOST_ROWS, MOST_MULTIPLICATIONS = fast_calls() if has_numba() else SMALL_CALLS  # at once
 SMALL = ONE_THREAD // 2  # numbers of a weight, for two rows at once
 
 _ONE, _ZERO = np.ones(1, np.float32), np.zeros(1, np.float32)
@@ -24,7 +24,6 @@ _SINGLE, _PLAIN, _TRANSPOSED = (np.int8(ord(letter)) for letter in "snt")
 if has_numba():
     from numba import types
 
-    _AT_ONCE = multiplications_at_once()
     _size, _letter, _numbers = types.intp, types.char, types.CPointer(types.float32)
     # (type, transpose left, transpose right, rows, columns, inner, alpha, left, its stride, right, …, beta, out, …), of
     # arrays that are stored column by column: for ours, left and right change places.
@@ -40,7 +39,7 @@ def is_small(*weights: Any) -> bool:
 @inline
 def rows_at_once(weight: Any) -> Any:
     """So few that BLAS takes one thread, and an even number of them: those are the fast ones."""
-    rows = min(MOST_ROWS, _AT_ONCE // weight.size)
+    rows = min(MOST_ROWS, MOST_MULTIPLICATIONS // weight.size)
     return rows - rows % (4 if rows >= 4 else 2)
 
 
