@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 from measuring import write_record
 
 from rl_lab.experiment.build import build
@@ -138,7 +139,9 @@ def main() -> None:
     parser.add_argument("--threads", default="1,2", help="threads of torch, the same for all sides")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--updates", type=int, default=20, help="of one turn")
-    parser.add_argument("--write", action="store_true", help=f"write results/speed/{RESULT}.json")
+    parser.add_argument(
+        "--write", metavar="NAME", nargs="?", const=RESULT, help=f"write results/speed/NAME.json ({RESULT})"
+    )
     arguments = parser.parse_args()
     if not arguments.sheeprl:
         sys.exit(f"Where is sheeprl? Give its interpreter with --sheeprl.\n{__doc__}")
@@ -153,10 +156,11 @@ def main() -> None:
             print(json.dumps(row, indent=1), flush=True)
             rows.append(row)
     record = {
-        "size": "tiny", "observation": "vector", "actions": 2, "device": "cpu", "cores": os.cpu_count(), "rows": rows,
+        "size": "tiny", "observation": "vector", "actions": 2, "device": "cpu", "cores": os.cpu_count(),
+        "vectors": torch.backends.cpu.get_cpu_capability(), "rows": rows,
     }  # fmt: skip
     if arguments.write:
-        write_record(RESULT, record)
+        write_record(arguments.write, record)
 
 
 if __name__ == "__main__":

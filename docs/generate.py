@@ -53,6 +53,7 @@ def contents() -> dict[str, str]:
     parts |= {"scores": scores_table(ROOT / "results"), "speed": speed_table(speed)}
     parts |= {f"curves {page}": curves_table(page) for page in published()}
     parts |= {"speed cpu": cpu_table(speed / "dreamer_v3_cpu.json")}
+    parts |= {"speed cpu avx2": cpu_table(speed / "dreamer_v3_cpu_avx2.json")}
     parts |= {"speed tdmpc2": planning_table(speed / "tdmpc2_5m.json")}
     parts |= {"speed atari": atari_table(speed / "dreamer_v3_atari.json")}
     parts |= {"speed planners": planners_table(speed / "planners.json")}
