@@ -227,6 +227,27 @@ def test_device_storage_holds_the_same_records(tmp_path, monkeypatch):
     assert torch.equal(restored.sample(SPEC).observation["image"], replay.sample(SPEC).observation["image"])
 
 
+@pytest.mark.parametrize("kind", ["array", "tensor"])
+def test_of_two_writes_to_a_record_the_later_stays(tmp_path, kind):
+    """In all fields, although some of the records are gone: those that are written come once."""
+    replay, feeder = make(tmp_path), Feeder()
+    for _ in range(12):
+        feeder.feed(replay, 9)
+    batch, written = replay.sample(SPEC), []
+    replay._ring.storage.write = lambda name, rows, values: written.append((rows, np.asarray(values)))
+    ids = np.concatenate([batch.indices.numpy() - 60, batch.indices.numpy(), batch.indices.numpy()])
+    deter = batch.extras["latent.deter"]
+    values = torch.cat([deter, deter + 1, deter + 2])
+    replay.update(ids, {"latent.deter": values.numpy() if kind == "array" else values})
+    ((rows, stored),) = written
+    assert len(set(rows.tolist())) == len(rows)
+    alive, places = replay._ring.index.locate(batch.indices.numpy().reshape(-1))
+    assert alive.all()
+    found = {int(row): value for row, value in zip(rows, stored, strict=True)}
+    for row, value in zip(places, (deter + 2).reshape(len(places), -1).numpy(), strict=True):
+        np.testing.assert_array_equal(found[int(row)], value)
+
+
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 

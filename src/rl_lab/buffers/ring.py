@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.buffers.storage import HostStorage, Storage, row_bytes, torch_dtype
+from rl_lab.buffers.storage import HostStorage, Storage, row_bytes, torch_dtype, upload
 from rl_lab.buffers.streams import StreamIndex
 from rl_lab.buffers.worker import OrderedWorker
 from rl_lab.errors import DataError, nearest
@@ -79,11 +79,15 @@ class SequenceRing:
         self.storage.write("is_last", before, np.ones(len(before), bool))
 
     def update(self, ids: np.ndarray, fields: Mapping[str, Tensor | np.ndarray]) -> None:
-        """Write fields of records anew. Records that were overwritten in the meantime are left alone."""
+        """Write fields of records anew. Records that were overwritten in the meantime are left alone. Where a record
+        comes twice, the later values stay: a device would do either write first, in each field anew."""
         self.flush()
         flat = np.asarray(ids, np.int64).reshape(-1)
         alive, rows = self.index.locate(flat)
-        chosen = None if len(rows) == len(flat) else np.flatnonzero(alive)
+        chosen = None
+        last = len(rows) - 1 - np.unique(rows[::-1], return_index=True)[1]
+        if len(last) < len(flat):
+            chosen, rows = np.flatnonzero(alive)[last], rows[last]
         for name, value in fields.items():
             spec = self.storage.fields.get(name)
             if spec is None:
@@ -112,7 +116,7 @@ class SequenceRing:
         def write() -> None:
             if ready is not None:
                 ready.synchronize()
-            self.storage.write(name, rows, source if chosen is None else source[chosen])
+            self.storage.write(name, rows, source if chosen is None else _rows_of(source, chosen))
 
         self.worker.run(write)
 
@@ -142,3 +146,8 @@ class SequenceRing:
                 f"Field '{name}' of a record block has dtype {value.dtype}, expected {spec.dtype}. Convert it where it "
                 "is made, or declare the dtype that it has."
             )
+
+
+def _rows_of(values: Tensor | np.ndarray, rows: np.ndarray) -> Tensor | np.ndarray:
+    """Without waiting for the device that the values are on."""
+    return values.index_select(0, upload(rows, values.device)) if isinstance(values, Tensor) else values[rows]
