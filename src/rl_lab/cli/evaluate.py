@@ -14,7 +14,7 @@ _EXAMPLE = """  rl-lab eval latest
 
 
 def run(argv: list[str]) -> int:
-    parser = arguments.parser("eval", "Play held-out episodes with a trained agent, greedily.", _EXAMPLE)
+    parser = arguments.parser("eval", "Play held-out episodes with a trained agent.", _EXAMPLE)
     arguments.add_run(parser)
     parser.add_argument(
         "--episodes", type=arguments.positive, help="how many (default: evaluation.episodes of the run)"

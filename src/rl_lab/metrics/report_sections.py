@@ -57,7 +57,7 @@ def learning_curve(run: RunFiles) -> str:
     chart = both_widths(svg_chart(panel, width=8.6, height=3.4), svg_chart(panel, width=4.6, height=3.6))
     text = (
         "The return (sum of rewards) of an episode, against experience. Training episodes include exploration; "
-        "evaluations are played greedily on held-out seeds. One env step is one decision of the agent."
+        "evaluations, on held-out seeds, only where the workflow says so. One env step is one decision of the agent."
     )
     return section("Learning curve", chart, text=text)
 
