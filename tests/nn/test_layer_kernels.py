@@ -85,6 +85,19 @@ def test_products_take_as_many_rows_as_one_thread_of_blas_does() -> None:
     assert not kernels.is_small(np.empty((kernels.SMALL // 16 + 1, 16), np.float32))
 
 
+def test_compiled_code_is_that_of_all_files() -> None:
+    """A change in any file with parts of kernels makes all of them new: one that was kept would have the old parts."""
+    kernels.linear(*(numbers(4, 4) for _ in range(2)), numbers(4), np.empty((4, 4), np.float32))
+    kept = kernels.linear._cache._cache_file
+    assert kept._load_index()
+    assert {"host_kernels.py", "layer_kernels.py", "dream_kernel.py", "host_blas.py"} <= {
+        name for name, *_ in kept._source_stamp
+    }
+    base = Path(kept._index_path).stem
+    assert type(kept)(kept._cache_path, base, kept._source_stamp)._load_index()
+    assert not type(kept)(kept._cache_path, base, kept._source_stamp[1:])._load_index()
+
+
 FRESH = """
 import hashlib
 import numpy as np

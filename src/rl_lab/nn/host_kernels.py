@@ -4,13 +4,14 @@ A pass does all there is to do with a row while that lies in the cache: bias, no
 Sums are in a fixed order, so results repeat exactly on one machine. Arrays are [rows, size] unless said otherwise, and
 those that are written to overlap no others.
 
-Compiled code is kept beside this file, or in Numba's own cache where that cannot be written. Numba compiles a kernel
-anew when its own file changes: who changes the functions of a number below deletes the `.nbi` files of other kernels.
+Compiled code is kept beside this file, or in Numba's own cache where that cannot be written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,9 +46,21 @@ def kernel(function: Callable[..., None]) -> Any:
     would be bound to whichever copy of its code the process has loaded first, and copies may round differently."""
     settings: dict[str, Any] = {"nogil": True, "fastmath": _FAST, "error_model": "numpy", "forceinline": True}
     try:
-        return _compiled(function, cache=True, **settings)
+        compiled = _compiled(function, cache=True, **settings)
     except RuntimeError:  # there is no place to keep compiled code in
         return _compiled(function, **settings)
+    if has_numba():
+        # By itself Numba compiles a kernel anew when its own file changes, and a kernel has parts from other files.
+        compiled._cache._cache_file._source_stamp = _files()
+    return compiled
+
+
+@cache
+def _files() -> tuple[tuple[str, float, int], ...]:
+    """All that kernels are made from, as it is now."""
+    folder = Path(__file__).parent
+    found = {path.name: path.stat() for path in sorted([*folder.glob("*kernel*.py"), *folder.glob("host_*.py")])}
+    return tuple((name, stat.st_mtime, stat.st_size) for name, stat in found.items())
 
 
 _f = np.float32
