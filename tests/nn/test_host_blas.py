@@ -5,10 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import threadpoolctl
 
-threadpoolctl = pytest.importorskip("threadpoolctl")
-
-from rl_lab.nn.host_blas import LARGE_CALLS, SMALL_CALLS, fast_calls  # noqa: E402
+from rl_lab.nn.host_blas import LARGE_CALLS, SMALL_CALLS, fast_calls
 
 
 class Library:
