@@ -52,6 +52,7 @@ def test_vector_errors_by_hand(tmp_path):
     np.testing.assert_allclose(entry["error"], [0.0] * CONTEXT + [2.0] * (STEPS - CONTEXT), atol=1e-5)
     still = np.sqrt(np.square(real[:, -1].astype(np.float64) - real[:, CONTEXT - 1]).mean())
     assert entry["baseline"][-1] == pytest.approx(still, rel=1e-6)
+    assert entry["steps_better"] == sum(baseline > 2.0 for baseline in entry["baseline"][CONTEXT:])
     reward = numbers(tmp_path)["reward"]
     assert reward["error_mean"] == pytest.approx(0.5)
     assert reward["real_sum_mean"] == STEPS - CONTEXT

@@ -66,8 +66,8 @@ def test_report_of_a_finished_run(finished):
     assert page.tags.count("video") == 4
     for text in (
         "480 ± 12.5", "over 20 episodes", "DreamerV3", "CartPole-v1", "Learning curve", "train/loss/dynamics",
-        "What the model imagines", "Phase train: online", "went on", "640,867", "abc123", "training.resume_path=",
-        "rl-lab eval", "rl-lab imagine", "total_timesteps: 4800",
+        "What the model imagines", "better one at 5 of 5 steps", "Phase train: online", "went on", "640,867", "abc123",
+        "training.resume_path=", "rl-lab eval", "rl-lab imagine", "total_timesteps: 4800",
     ):  # fmt: skip
         assert text in html
     assert html.index("World model (") < html.index("Behaviour (") < html.index("Speed (")

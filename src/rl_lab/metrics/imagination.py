@@ -93,6 +93,7 @@ def _errors(rollout: ImaginedRollout, key: str, kind: str) -> dict[str, Any]:
         "baseline": baseline,
         "error_mean": float(by_step[rollout.context :].mean()),
         "baseline_mean": float(baseline[rollout.context :].mean()),
+        "steps_better": int((by_step < baseline)[rollout.context :].sum()),
     }
 
 

@@ -134,17 +134,20 @@ def _imagined_key(folder: Path, key: str, entry: Any, numbers: dict[str, Any]) -
     film = media(video, "the same as a film")
     beside = f'<div class="media">{film}{chart}</div>' if film or chart else ""
     shown = media(picture, f"real and imagined {key}", wide=True) + beside
-    return f"<h3>{escape(key)}</h3>{_judgement(entry)}{shown}" if shown else ""
+    return f"<h3>{escape(key)}</h3>{_judgement(entry, numbers.get('horizon'))}{shown}" if shown else ""
 
 
-def _judgement(entry: dict[str, Any]) -> str:
+def _judgement(entry: dict[str, Any], horizon: Any) -> str:
     """Whether the imagination is worth having, in numbers."""
     error, baseline = number(entry.get("error_mean")), number(entry.get("baseline_mean"))
     if error is None or not baseline:
         return ""
-    what = "the model foresees what happens" if error < baseline else "the model is not better than no model, yet"
     text = f"Mean error over the imagined steps: {figure_number(error)}, against {figure_number(baseline)} "
-    return f"<p>{escape(f'{text}for a forecast that nothing changes: {what}.')}</p>"
+    text += "for a forecast that nothing changes."
+    better, steps = number(entry.get("steps_better")), number(horizon)
+    if better is not None and steps:
+        text += f" The model is the better one at {better:.0f} of {steps:.0f} steps."
+    return f"<p>{escape(text)}</p>"
 
 
 def _with_gaps(entry: dict[str, Any]) -> dict[str, Any]:
