@@ -25,6 +25,7 @@ if not COMPILING:  # the compiler cannot see through the checks
         import rl_lab.nn.recurrence_kernel
     import rl_lab.nn.dream_kernel
     import rl_lab.nn.scan_kernels
+    import rl_lab.nn.stack_kernels
     import rl_lab.nn.two_hot_kernels
 
     checker = f"{check_annotations.__module__}.{check_annotations.__name__}"

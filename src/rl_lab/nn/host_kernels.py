@@ -223,16 +223,27 @@ def sample_one_hot(logits: Any, noise: Any, unimix: Any, out: Any) -> None:
     """One-hots of the first of exponential clocks, whose rates are (1 - unimix)·softmax + unimix/classes."""
     rows, classes = logits.shape
     for i in range(rows):
-        top, total = largest(logits[i]), ZERO
+        top = largest(logits[i])
         for j in range(classes):
-            out[i, j] = exp(logits[i, j] - top)
+            out[i, j] = logits[i, j] - top
+    # A row is too short for vectors, all of them together are not.
+    rates, clocks = out.reshape(-1), noise.reshape(-1)
+    for k in range(rates.shape[0]):
+        rates[k] = exp(rates[k])
+    for i in range(rows):
+        total = ZERO
+        for j in range(classes):
             total += out[i, j]
         even = total * _f(unimix) / (_f(classes) * (ONE - _f(unimix)))
+        for j in range(classes):
+            out[i, j] += even
+    for k in range(rates.shape[0]):
+        rates[k] /= clocks[k]
+    for i in range(rows):
         best, choice = _f(-1.0), 0
         for j in range(classes):
-            rate = (out[i, j] + even) / noise[i, j]
-            if rate > best:
-                best, choice = rate, j
+            if out[i, j] > best:
+                best, choice = out[i, j], j
         for j in range(classes):
             out[i, j] = ZERO
         out[i, choice] = ONE

@@ -23,11 +23,8 @@ from rl_lab.nn.host_kernels import (
 from rl_lab.nn.layer_kernels import (
     add_block_product,
     add_product,
-    add_transposed_block_product,
-    add_transposed_product,
     product,
     set_rows,
-    transposed_product,
 )
 
 
@@ -85,39 +82,39 @@ def scan_backward(
     classes: Any, unimix: Any, eps: Any, first: Any, end: Any,
 ) -> None:  # fmt: skip
     """To `PathGradients`, whose logits begin as what reaches them from outside. `before`: the deter before each step,
-    0 where an episode starts."""
-    rows, hidden, deter_size = end - first, weights.stoch.shape[1], weights.dense.shape[0]
+    0 where an episode starts. Matrices among the weights are transposed here."""
+    rows, (hidden, stoch_size), deter_size = end - first, weights.stoch.shape, weights.dense.shape[1]
     input_norms = weights.inputs_norm.reshape(2, hidden)
     core_norm, posterior_norm = weights.core_norm.reshape(1, -1), weights.posterior_norm.reshape(1, -1)
     # What reaches a step from the one after it. `dense`: its own posterior layer | the next one's deter layer.
     dense, layers_pre = np.zeros((rows, 2 * hidden), np.float32), np.zeros((rows, 2 * hidden), np.float32)
     core_pre, through_gate = np.zeros((rows, deter_size), np.float32), np.zeros((rows, deter_size), np.float32)
-    sample, posterior_pre = np.empty((rows, weights.stoch.shape[0]), np.float32), np.empty((rows, hidden), np.float32)
+    sample, posterior_pre = np.empty((rows, stoch_size), np.float32), np.empty((rows, hidden), np.float32)
     grad_deter = np.empty((rows, deter_size), np.float32)
     for t in range(keep.shape[0] - 1, -1, -1):
         logits, posterior = gradients.logits[t, first:end], gradients.posterior[t, first:end]
         gates, core = gradients.gates[t, first:end], gradients.core[t, first:end]
         layers, kept = gradients.inputs[t, first:end], keep[t, first:end]
         sample[:] = by_stoch[t, first:end]
-        add_transposed_product(layers_pre[:, hidden:], weights.stoch, sample)
+        add_product(layers_pre[:, hidden:], weights.stoch, sample)
         seen = path.logits[t, first:end].reshape(-1, classes)
         straight_through_backward(sample.reshape(-1, classes), seen, unimix, logits.reshape(-1, classes))
-        transposed_product(logits, weights.logits, posterior)
+        product(logits, weights.logits, posterior)
         norm_silu_to_backward(posterior, path.posterior_pre[t, first:end], posterior_norm, eps, posterior_pre)
         for i in range(rows):
             for j in range(hidden):
                 dense[i, j] = posterior_pre[i, j]
             for j in range(deter_size):
                 grad_deter[i, j] = through_gate[i, j] + by_deter[t, first + i, j]
-        add_transposed_product(dense, weights.dense, grad_deter)
-        add_transposed_block_product(core_pre, weights.block, grad_deter)
+        add_product(dense, weights.dense, grad_deter)
+        add_block_product(core_pre, weights.block, grad_deter)
         own = path.gates[t, first:end].reshape(rows, blocks, 3, -1)
         by_gates = gates.reshape(rows, blocks, 3, -1)
         gated_update_backward(grad_deter, own, before[t, first:end], by_gates, through_gate)
         core[:] = np.float32(0.0)
-        add_transposed_block_product(gates, weights.gates, core)
+        add_block_product(gates, weights.gates, core)
         norm_silu_to_backward(core, path.core_pre[t, first:end], core_norm, eps, core_pre)
-        transposed_product(core_pre, weights.inputs, layers)
+        product(core_pre, weights.inputs, layers)
         pre = path.inputs_pre[t, first:end].reshape(-1, hidden)
         norm_silu_to_backward(layers.reshape(-1, hidden), pre, input_norms, eps, layers_pre.reshape(-1, hidden))
         for i in range(rows):

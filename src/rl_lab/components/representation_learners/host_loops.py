@@ -53,7 +53,8 @@ class HostLoops:
         gradients.logits.copy_(by_logits)
         before = with_first(inputs.deter, path.deter) * inputs.keep
         given = [_array(part) for part in (by_deter, by_stoch, before, inputs.keep)]
-        arrays, numbers = (_arrays(weights), _arrays(path), _arrays(gradients)), (*_numbers(shape), NORM_EPS)
+        transposed = ScanWeights(*(weight.mT if weight.ndim > 1 else weight for weight in weights))
+        arrays, numbers = (_arrays(transposed), _arrays(path), _arrays(gradients)), (*_numbers(shape), NORM_EPS)
         batch = inputs.keep.shape[1]
         share_rows(lambda first, end: scan_backward(*given, *arrays, *numbers, first, end), batch, least=SEQUENCES)
         return gradients
