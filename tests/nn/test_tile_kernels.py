@@ -67,3 +67,13 @@ def test_where_tiles_are_used(monkeypatch: pytest.MonkeyPatch, features: dict[st
     """Not where OpenBLAS has kernels for small products, and not where multiply-adds are calls."""
     monkeypatch.setattr(llvmlite.binding, "get_host_cpu_features", lambda: features)
     assert tile_kernels.has_tiles.__wrapped__() is expected
+
+
+def test_without_knowing_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM may not be able to tell; products are BLAS's then."""
+
+    def fail() -> dict[str, bool]:
+        raise RuntimeError("unsupported")
+
+    monkeypatch.setattr(llvmlite.binding, "get_host_cpu_features", fail)
+    assert tile_kernels.has_tiles.__wrapped__() is False

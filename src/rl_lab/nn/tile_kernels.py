@@ -29,7 +29,10 @@ def has_tiles() -> bool:
         return False
     from llvmlite.binding import get_host_cpu_features
 
-    features = get_host_cpu_features()
+    try:
+        features = get_host_cpu_features()
+    except RuntimeError:  # LLVM cannot tell on every system
+        return False
     return features.get("fma", False) and not features.get("avx512f", False)
 
 
