@@ -94,7 +94,7 @@ def test_threads_share_the_rows(sizes: list[int], monkeypatch: pytest.MonkeyPatc
 def test_networks_of_few_layers_share_their_kernels() -> None:
     """For tuples of another length they would be compiled anew."""
     for count in range(1, kernels.LENGTH + 1):
-        records = tuple(kernels.Linear(np.empty((1, 1)), np.empty(1)) for _ in range(count))
+        records = tuple(kernels.LinearArrays(np.empty((1, 1)), np.empty(1)) for _ in range(count))
         assert len(kernels.padded(records)) == kernels.LENGTH
         assert kernels.padded(records)[:count] == records
     assert len(kernels.padded(records * 2)) == 2 * kernels.LENGTH
@@ -113,6 +113,17 @@ def test_compiled_code_is_that_of_all_files() -> None:
     base = Path(kept._index_path).stem
     assert type(kept)(kept._cache_path, base, kept._source_stamp)._load_index()
     assert not type(kept)(kept._cache_path, base, kept._source_stamp[1:])._load_index()
+
+
+def test_compiled_code_of_a_record_that_is_gone_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an update that renames a class, what was compiled for it before cannot be read: it is compiled anew."""
+    x, layers, _ = a_network(4, [4, 4])
+    with torch.no_grad():
+        normed_layers(x, layers, EPS)
+    kept = kernels.forward._cache._cache_file
+    assert kept._load_index()
+    monkeypatch.delattr(kernels, "LayerArrays")
+    assert kept._load_index() == {}
 
 
 FRESH = """

@@ -19,14 +19,12 @@ SHAPES = [(8, 12, 32), (7, 5, 16), (4, 3, 37), (6, 20, 63), (64, 192, 20), (3, 7
 
 @njit
 def multiply(left: Any, right: Any, add: Any, out: Any) -> None:
-    rows, inner = left.shape
-    tile_kernels.tiled_product(left, left.strides[0] // 4, 1, right, rows, inner, add, out, out.strides[0] // 4)
+    tile_kernels.tiled_product(left, tile_kernels.stride(left), 1, right, add, out)
 
 
 @njit
 def multiply_transposed(left: Any, right: Any, add: Any, out: Any) -> None:
-    inner, rows = left.shape
-    tile_kernels.tiled_product(left, 1, left.strides[0] // 4, right, rows, inner, add, out, out.strides[0] // 4)
+    tile_kernels.tiled_product(left, 1, tile_kernels.stride(left), right, add, out)
 
 
 def numbers(*shape: int) -> np.ndarray:

@@ -50,9 +50,23 @@ def kernel(function: Callable[..., None]) -> Any:
     except RuntimeError:  # there is no place to keep compiled code in
         return _compiled(function, **settings)
     if has_numba():
+        kept = compiled._cache._cache_file
         # By itself Numba compiles a kernel anew when its own file changes, and a kernel has parts from other files.
-        compiled._cache._cache_file._source_stamp = _files()
+        kept._source_stamp = _files()
+        kept._load_index = _nothing_where_classes_are_gone(kept._load_index)
     return compiled
+
+
+def _nothing_where_classes_are_gone(load: Callable[[], dict]) -> Callable[[], dict]:
+    """Numba finds the classes of records that a kernel was compiled for before it looks whether the code is old."""
+
+    def load_index() -> dict:
+        try:
+            return load()
+        except (AttributeError, ImportError):
+            return {}
+
+    return load_index
 
 
 @cache

@@ -13,7 +13,7 @@ import numpy as np
 from rl_lab.nn.fusion import has_numba
 from rl_lab.nn.host_kernels import inline, part
 from rl_lab.nn.host_mlp import ONE_THREAD
-from rl_lab.nn.tile_kernels import has_tiles, tiled_product
+from rl_lab.nn.tile_kernels import has_tiles, stride, tiled_product
 
 MOST_ROWS = 64  # at once: with more, they and what comes of them would not stay in the cache
 SMALL = ONE_THREAD // 2  # numbers of a weight, for two rows at once
@@ -44,17 +44,11 @@ def rows_at_once(weight: Any) -> Any:
     return rows - rows % (4 if rows >= 4 else 2)
 
 
-@inline
-def stride(x: Any) -> Any:
-    """From a row to the next one; a single row may say anything."""
-    return max(x.strides[0] // 4, x.shape[1])
-
-
 @part
 def _multiply(x: Any, weight: Any, add: Any, out: Any) -> None:
     inner, outputs = weight.shape
     if _TILED:
-        tiled_product(x, stride(x), 1, weight, x.shape[0], inner, add, out, stride(out))
+        tiled_product(x, stride(x), 1, weight, add, out)
         return
     step, beta = rows_at_once(weight), _ONE if add else _ZERO
     for first in range(0, x.shape[0], step):
@@ -79,7 +73,7 @@ def add_product(x: Any, weight: Any, out: Any) -> None:
 def add_outer(left: Any, right: Any, out: Any) -> None:
     """out += leftᵀ @ right, of as many rows as there are at once for `out`: sums over them."""
     if _TILED:
-        tiled_product(left, 1, stride(left), right, left.shape[1], left.shape[0], True, out, stride(out))
+        tiled_product(left, 1, stride(left), right, True, out)
         return
     _gemm(_SINGLE, _PLAIN, _TRANSPOSED, right.shape[1], left.shape[1], right.shape[0], _ONE.ctypes, right.ctypes,
           stride(right), left.ctypes, stride(left), _ONE.ctypes, out.ctypes, stride(out))  # fmt: skip

@@ -22,7 +22,7 @@ from rl_lab.nn.host_mlp import Array
 from rl_lab.nn.host_products import laid_out, multiply
 from rl_lab.nn.host_threads import share_rows
 from rl_lab.nn.layer_kernels import MOST_ROWS, is_small
-from rl_lab.nn.stack_kernels import Kept, Layer, Linear, padded
+from rl_lab.nn.stack_kernels import Kept, LayerArrays, LinearArrays, padded
 
 BLOCK = 512  # rows that go through large layers together
 
@@ -45,17 +45,17 @@ class LastLayer(NamedTuple):
 class _Stack(NamedTuple):
     """Layers as arrays, or the derivatives by them."""
 
-    layers: tuple[Layer, ...]  # padded
-    last: Linear  # where there is none: without rows
+    layers: tuple[LayerArrays, ...]  # padded
+    last: LinearArrays  # where there is none: without rows
     depth: int  # how many layers there are before it
 
     @classmethod
     def of(cls, arrays: Sequence[Array]) -> _Stack:
         """Those of one layer after the other."""
         count = len(arrays) // 3
-        layers = tuple(Layer(*arrays[3 * number : 3 * number + 3]) for number in range(count))
+        layers = tuple(LayerArrays(*arrays[3 * number : 3 * number + 3]) for number in range(count))
         last = arrays[3 * count :] or [np.empty((0, 0), np.float32), np.empty(0, np.float32)]
-        return cls(padded(layers), Linear(*last), count)
+        return cls(padded(layers), LinearArrays(*last), count)
 
 
 class _Forward:
@@ -177,8 +177,8 @@ class _NormedLayers(torch.autograd.Function):
 
 
 def _forward_large(
-    x: Array, layers: tuple[Layer, ...], last: Linear, count: int, eps: float, kept: tuple[Kept, ...], keeps: bool,
-    at: int, outputs: Array, first: int, end: int,
+    x: Array, layers: tuple[LayerArrays, ...], last: LinearArrays, count: int, eps: float, kept: tuple[Kept, ...],
+    keeps: bool, at: int, outputs: Array, first: int, end: int,
 ) -> None:  # fmt: skip
     for start, stop in _blocks(first, end):
         inputs, out, place = x[start:stop], outputs[at + start : at + stop], at + start if keeps else 0
@@ -191,8 +191,8 @@ def _forward_large(
 
 
 def _backward_large(
-    grad: Array, x: Array, layers: tuple[Layer, ...], last: Linear, count: int, kept: tuple[Kept, ...], by_x: Array,
-    by_layers: tuple[Layer, ...], by_last: Linear, first: int, end: int,
+    grad: Array, x: Array, layers: tuple[LayerArrays, ...], last: LinearArrays, count: int, kept: tuple[Kept, ...],
+    by_x: Array, by_layers: tuple[LayerArrays, ...], by_last: LinearArrays, first: int, end: int,
 ) -> None:  # fmt: skip
     for start, stop in _blocks(first, end):
         slope, inputs = grad[start:stop], [x[start:stop], *(own.output[start:stop] for own in kept[:count])]

@@ -21,7 +21,7 @@ LENGTH = 4  # of the tuples: a multiple of it
 Record = TypeVar("Record", bound=NamedTuple)
 
 
-class Layer(NamedTuple):
+class LayerArrays(NamedTuple):
     """Linear → RMSNorm → SiLU. Its weight is laid out for the product: forwards this way, backwards the other."""
 
     weight: Float[Array, "inputs outputs"]
@@ -29,7 +29,7 @@ class Layer(NamedTuple):
     scale: Float[Array, " outputs"]
 
 
-class Linear(NamedTuple):
+class LinearArrays(NamedTuple):
     """A linear layer."""
 
     weight: Float[Array, "inputs outputs"]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from rl_lab.nn.fusion import has_numba
-from rl_lab.nn.host_kernels import part
+from rl_lab.nn.host_kernels import inline, part
 
 LANES = 8  # numbers of a vector
 ROWS, COLUMNS = 4, 2 * LANES  # of a tile: as many sums as keep the multipliers of these processors busy
@@ -115,43 +115,46 @@ if has_numba():
     _tile, _row = _tile_of(ROWS), _tile_of(1)
 
 
+@inline
+def stride(x: Any) -> Any:
+    """From a row to the next one; a single row may say anything."""
+    return max(x.strides[0] // 4, x.shape[1])
+
+
 @part
 def _tiles(
-    left: Any, left_row: Any, left_inner: Any, right: Any, right_first: Any, right_inner: Any, rows: Any, inner: Any,
-    out: Any, out_first: Any, out_row: Any, add: Any,
+    left: Any, left_row: Any, left_inner: Any, right: Any, right_first: Any, inner: Any, add: Any, out: Any,
+    out_first: Any,
 ) -> None:  # fmt: skip
-    """As many columns as a tile has, of all rows."""
+    """As many columns as a tile has, of all rows: in `right` and `out` from the given ones on."""
     given, seen, target = _address(left, 0), _address(right, right_first), _address(out, out_first)
+    (rows, _), right_row, out_row = out.shape, stride(right), stride(out)
     whole = rows - rows % ROWS
     for i in range(0, whole, ROWS):
-        _tile(given, i * left_row, left_row, left_inner, seen, right_inner, inner, target, i * out_row, out_row, add)
+        _tile(given, i * left_row, left_row, left_inner, seen, right_row, inner, target, i * out_row, out_row, add)
     for i in range(whole, rows):
-        _row(given, i * left_row, left_row, left_inner, seen, right_inner, inner, target, i * out_row, out_row, add)
+        _row(given, i * left_row, left_row, left_inner, seen, right_row, inner, target, i * out_row, out_row, add)
 
 
 @part
-def tiled_product(
-    left: Any, left_row: Any, left_inner: Any, right: Any, rows: Any, inner: Any, add: Any, out: Any, out_row: Any
-) -> None:
+def tiled_product(left: Any, left_row: Any, left_inner: Any, right: Any, add: Any, out: Any) -> None:
     """out = left @ right, or added to it. Of `left` the steps between rows and along the inner axis are given, so that
     it may be transposed; `right` is [inner, columns], and the numbers of its rows and of those of `out` lie side by
     side."""
-    columns, right_row = right.shape[1], max(right.strides[0] // 4, right.shape[1])
+    (inner, columns), (rows, _) = right.shape, out.shape
     whole = columns - columns % COLUMNS
     for first in range(0, whole, COLUMNS):
-        _tiles(left, left_row, left_inner, right, first, right_row, rows, inner, out, first, out_row, add)
+        _tiles(left, left_row, left_inner, right, first, inner, add, out, first)
     if whole == columns:
         return
     # The last columns: of a tile that begins before them or, in a narrow matrix, ends after them.
     edge, start = np.empty((rows, COLUMNS), np.float32), max(columns - COLUMNS, 0)
     if whole:
-        _tiles(left, left_row, left_inner, right, start, right_row, rows, inner, edge, 0, COLUMNS, False)
+        _tiles(left, left_row, left_inner, right, start, inner, False, edge, 0)
     else:
         wider = np.zeros((inner, COLUMNS), np.float32)
-        for k in range(inner):
-            for j in range(columns):
-                wider[k, j] = right[k, j]
-        _tiles(left, left_row, left_inner, wider, 0, COLUMNS, rows, inner, edge, 0, COLUMNS, False)
+        wider[:, :columns] = right
+        _tiles(left, left_row, left_inner, wider, 0, inner, False, edge, 0)
     for i in range(rows):
         for j in range(whole, columns):
             out[i, j] = out[i, j] + edge[i, j - start] if add else edge[i, j - start]
