@@ -139,8 +139,7 @@ def scores_table(folder: Path) -> str:
                 f"{result['iqm']:.1f}{interval}",
                 ", ".join(f"{run['return_mean']:.1f}" for run in runs),
                 str(protocol["episodes"]),
-                f"{median(run['wall_s'] for run in runs) / 60:.1f} min",
-                str(runs[0]["device"]),
+                *_time_and_device(runs),
             ]
         )
     if not rows:
@@ -156,6 +155,12 @@ def scores_table(folder: Path) -> str:
         "Device",
     ]
     return _table(head, rows)
+
+
+def _time_and_device(runs: list[dict[str, Any]]) -> list[str]:
+    """The median time of a seed; where the seeds ran on several kinds of device, one for each."""
+    times = {run["device"]: [own["wall_s"] for own in runs if own["device"] == run["device"]] for run in runs}
+    return [", ".join(f"{median(own) / 60:.1f} min" for own in times.values()), ", ".join(map(str, times))]
 
 
 def side_by_side_table(path: Path) -> str:
