@@ -13,6 +13,7 @@ turns, one at a time, so that other load on the machine meets all alike; the med
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -60,6 +61,7 @@ class OurUpdates:
                 replay.add(block)
         self.batch = replay.sample(workflow.batch_spec())
         self.phase = PhaseView("measure", "online")  # without a data source: no latents are written back
+        gc.freeze()  # as the orchestrator does before its loop
 
     def sizes(self) -> dict[str, int]:
         """What sheeprl must be given to do the same."""

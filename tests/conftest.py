@@ -24,6 +24,7 @@ if not COMPILING:  # the compiler cannot see through the checks
         import rl_lab.nn.latent_kernels
         import rl_lab.nn.recurrence_kernel
     import rl_lab.nn.dream_kernel
+    import rl_lab.nn.noise_kernel
     import rl_lab.nn.scan_kernels
     import rl_lab.nn.stack_kernels
     import rl_lab.nn.two_hot_kernels

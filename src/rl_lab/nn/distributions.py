@@ -20,9 +20,11 @@ from torch import Tensor
 
 from rl_lab.nn import host_kernels as kernels
 from rl_lab.nn.math import at_least_float32, identity, in_float32_on_host, one_hot, softmax
+from rl_lab.nn.noise_kernel import fill_exponential
 
 NoiseKind = Literal["exponential", "normal", "uniform"]
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+_SEEDS = 2**63 - 1  # how many there are of the noise of a call
 
 
 def draw_noise(
@@ -30,9 +32,12 @@ def draw_noise(
 ) -> Tensor:
     """Noise from the device's global generator."""
     empty = torch.empty(tuple(shape), device=device, dtype=dtype)
+    if kind == "exponential" and in_float32_on_host(empty):  # a tenth of the time of `exponential_`
+        seed = np.uint64(torch.randint(_SEEDS, ()).item())
+        fill_exponential(seed, empty.numpy().reshape(-1))
+        return empty
     if kind == "exponential":
-        # On the CPU a fifth of the time of `exponential_`. The rare infinity is a clock that never rings.
-        return empty.uniform_().log_().neg_() if empty.device.type == "cpu" else empty.exponential_()
+        return empty.exponential_()
     return empty.normal_() if kind == "normal" else empty.uniform_()
 
 

@@ -231,36 +231,48 @@ def norm_silu_backward(
 
 # Categorical samples --------------------------------------------------------------------------------------------------
 
+SIDE = 64  # rows side by side
+
 
 @kernel
 def sample_one_hot(logits: Any, noise: Any, unimix: Any, out: Any) -> None:
-    """One-hots of the first of exponential clocks, whose rates are (1 - unimix)·softmax + unimix/classes."""
+    """One-hots of the first of exponential clocks, whose rates are (1 - unimix)·softmax + unimix/classes.
+
+    A row is too short for vectors. So some rows at a time are turned, and lie side by side in a vector for each class.
+    """
     rows, classes = logits.shape
-    for i in range(rows):
-        top = largest(logits[i])
+    rates, clocks = np.ones((classes, SIDE), np.float32), np.ones((classes, SIDE), np.float32)
+    tops, totals, best = np.empty(SIDE, np.float32), np.empty(SIDE, np.float32), np.empty(SIDE, np.float32)
+    choice, share = np.empty(SIDE, np.int32), _f(unimix) / (_f(classes) * (ONE - _f(unimix)))
+    for first in range(0, rows, SIDE):
+        count = min(SIDE, rows - first)
+        for i in range(count):
+            for j in range(classes):
+                rates[j, i], clocks[j, i] = logits[first + i, j], noise[first + i, j]
+        tops[:] = rates[0]
+        for j in range(1, classes):
+            for i in range(SIDE):
+                tops[i] = rates[j, i] if rates[j, i] > tops[i] else tops[i]
+        totals[:] = ZERO
         for j in range(classes):
-            out[i, j] = logits[i, j] - top
-    # A row is too short for vectors, all of them together are not.
-    rates, clocks = out.reshape(-1), noise.reshape(-1)
-    for k in range(rates.shape[0]):
-        rates[k] = exp(rates[k])
-    for i in range(rows):
-        total = ZERO
+            own = rates[j]
+            for i in range(SIDE):
+                own[i] = exp(own[i] - tops[i])
+            for i in range(SIDE):
+                totals[i] += own[i]
+        best[:], choice[:] = _f(-1.0), 0
         for j in range(classes):
-            total += out[i, j]
-        even = total * _f(unimix) / (_f(classes) * (ONE - _f(unimix)))
-        for j in range(classes):
-            out[i, j] += even
-    for k in range(rates.shape[0]):
-        rates[k] /= clocks[k]
-    for i in range(rows):
-        best, choice = _f(-1.0), 0
-        for j in range(classes):
-            if out[i, j] > best:
-                best, choice = out[i, j], j
-        for j in range(classes):
-            out[i, j] = ZERO
-        out[i, choice] = ONE
+            own, clock, number = rates[j], clocks[j], np.int32(j)
+            for i in range(SIDE):
+                own[i] = (own[i] + totals[i] * share) / clock[i]
+            for i in range(SIDE):
+                choice[i] = number if own[i] > best[i] else choice[i]
+            for i in range(SIDE):
+                best[i] = own[i] if own[i] > best[i] else best[i]
+        for i in range(count):
+            for j in range(classes):
+                out[first + i, j] = ZERO
+            out[first + i, choice[i]] = ONE
 
 
 @kernel

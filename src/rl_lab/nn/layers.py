@@ -271,20 +271,18 @@ class MLP(nn.Sequential):
     def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
         if self.fused and not torch.compiler.is_compiling() and math.prod(x.shape[:-1]) % 4 == 0:
             return self._forward_fused(x)
-        return normed_layers(x, self._tensors, self._eps) if self._written_out(x) else super().forward(x)
+        return normed_layers(x, self._tensors, self._eps) if self.is_written_out(x) else super().forward(x)
 
-    def forward_with(self, last: LastLayer, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"] | None:
+    def forward_with(self, last: LastLayer, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
         """Together with the layer after it, where the derivative is written out."""
-        return normed_layers(x, self._tensors, self._eps, last) if self._written_out(x) else None
+        return normed_layers(x, self._tensors, self._eps, last)
 
-    def record_with(self, last: LastLayer, parts: int, rows: int, like: Tensor) -> LayerRecord | None:
-        """A record for so many parts of so many rows, where the derivative is written out for inputs of the kind of
-        `like`, whatever their size."""
-        if not (self._tensors and in_float32_on_host(like)):
-            return None
-        return LayerRecord(self._tensors, self._eps, last, parts=parts, rows=rows)
+    def record_with(self, last: LastLayer, parts: int, rows: int) -> LayerRecord | None:
+        """A record for so many parts of so many rows, where the derivative can be written out."""
+        return LayerRecord(self._tensors, self._eps, last, parts=parts, rows=rows) if self._tensors else None
 
-    def _written_out(self, x: Tensor) -> bool:
+    def is_written_out(self, x: Tensor) -> bool:
+        """Whether the derivative is, for inputs of this kind and size."""
         return len(self._tensors) > 0 and x.shape[-1] == self.in_features and in_float32_on_host(x)
 
     def _forward_fused(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
@@ -317,9 +315,8 @@ class Head(nn.Module):
         """`record`: of a network that has seen `x` already."""
         if record is not None:
             return record.outputs(x)
-        last = self._last()
-        out = None if last is None else self.trunk.forward_with(last, x)
-        return self.output(self.trunk(x)) if out is None else out
+        last = self._last() if self.trunk.is_written_out(x) else None
+        return self.output(self.trunk(x)) if last is None else self.trunk.forward_with(last, x)
 
     def fuse(self) -> bool:
         """Run the hidden layers on a kernel of our own from now on, where there is one."""
@@ -327,15 +324,18 @@ class Head(nn.Module):
 
     def record(self, parts: int, rows: int, like: Tensor) -> LayerRecord | None:
         """For so many parts of so many rows, where its derivative is written out for inputs of the kind of `like`."""
-        last = self._last()
-        return None if last is None else self.trunk.record_with(last, parts, rows, like)
+        last = self._last() if in_float32_on_host(like) else None
+        return None if last is None else self.trunk.record_with(last, parts, rows)
 
     def _last(self) -> LastLayer | None:
-        """The output layer, where there is one only, and no other kind has taken its place."""
-        layer = self.outputs[0]
-        if len(self.outputs) > 1 or not isinstance(layer, Linear) or layer.bias is None:
+        """The output layers as one, where no other kind has taken the place of one of them."""
+        pairs = [(layer.weight, layer.bias) for layer in self.outputs if isinstance(layer, Linear)]
+        if len(pairs) < len(self.outputs) or any(bias is None for _, bias in pairs):
             return None
-        return LastLayer(layer.weight, layer.bias)
+        if len(pairs) == 1:
+            return LastLayer(*pairs[0])
+        with torch.enable_grad():  # a record is made without a gradient, and has one later
+            return LastLayer(*(torch.cat(parts) for parts in zip(*pairs, strict=True)))
 
     def output(self, x: Float[Tensor, "*lead units"]) -> Float[Tensor, "*lead out"]:
         """What follows the hidden layers."""

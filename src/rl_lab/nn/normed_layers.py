@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from rl_lab.nn import host_kernels as kernels
 from rl_lab.nn import stack_kernels
+from rl_lab.nn.dream_kernel import PolicyArrays, Sampling
 from rl_lab.nn.host_mlp import Array
 from rl_lab.nn.host_products import laid_out, multiply
 from rl_lab.nn.host_threads import share_rows
@@ -86,6 +87,11 @@ class _Forward:
         share_rows(work, len(x))
 
 
+    def policy_arrays(self, kept: tuple[Kept, ...], outputs: Array, sampling: Sampling) -> PolicyArrays | None:
+        """See `LayerRecord.policy_arrays`."""
+        return PolicyArrays(*self._stack, self._eps, kept, outputs, sampling) if self._small else None
+
+
 def normed_layers(x: Tensor, layers: list[LayerTensors], eps: float, last: LastLayer | None = None) -> Tensor:
     """The layers one after the other, and then the last one, over the last axis of `x`."""
     rows = _rows(x)
@@ -118,11 +124,17 @@ class LayerRecord:
         self._forward.run(x.detach().contiguous().numpy(), self._kept, at, self._outputs)
         return torch.from_numpy(self._outputs[at : at + len(x)])
 
-    def outputs(self, x: Float[Tensor, "*lead inputs"]) -> Float[Tensor, "*lead outputs"]:
-        """With a gradient, of the first rows; `x` are the inputs that they were."""
+    def policy_arrays(self, sampling: Sampling) -> PolicyArrays | None:
+        """For a kernel that runs the layers in place of `extend`; None where they are too large for one."""
+        return self._forward.policy_arrays(self._kept, self._outputs, sampling)
+
+    def outputs(self, x: Float[Tensor, "*lead inputs"], at: int = 0) -> Float[Tensor, "*lead outputs"]:
+        """With a gradient, of the rows from `at` on; `x` are the inputs that they were."""
         rows = _rows(x)
-        result = torch.from_numpy(self._outputs[: len(rows)])
-        return _NormedLayers.apply(self._kept, result, rows, *self._tensors).view(*x.shape[:-1], -1)
+        place = slice(at, at + len(rows))
+        kept = tuple(Kept(*(array[place] for array in own)) for own in self._kept)
+        result = torch.from_numpy(self._outputs[place])
+        return _NormedLayers.apply(kept, result, rows, *self._tensors).view(*x.shape[:-1], -1)
 
 
 def _tensors(layers: list[LayerTensors], last: LastLayer | None) -> list[Tensor]:

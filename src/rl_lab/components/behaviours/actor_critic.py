@@ -22,6 +22,7 @@ from rl_lab.components.representation_learners.base import LatentState, StateSpa
 from rl_lab.components.return_computers import lambda_returns, recursive_returns
 from rl_lab.errors import ConfigError
 from rl_lab.nn.capture import compile_block
+from rl_lab.nn.dream_kernel import PolicyArrays
 from rl_lab.nn.normalizers import ReturnNormalizer
 from rl_lab.nn.normed_layers import LayerRecord
 from rl_lab.nn.precision import WorkingCopies
@@ -83,13 +84,12 @@ class _Credit(NamedTuple):
 class RecordedPolicy:
     """Chooses the actions of a dream step after step; how the actor's layers came to them is recorded."""
 
-    def __init__(self, actor: Actor, record: LayerRecord, first: int = 0) -> None:
-        """`first`: number of the first row among all starts."""
-        self._actor, self._record, self._at = actor, record, first
+    def __init__(self, actor: Actor, record: LayerRecord) -> None:
+        self._actor, self._record, self._at = actor, record, 0
 
-    def of_rows(self, first: int) -> RecordedPolicy:
-        """The same policy for the rows from this one on, in a dream of their own."""
-        return RecordedPolicy(self._actor, self._record, first)
+    def arrays(self) -> PolicyArrays | None:
+        """For a kernel that chooses all of them; None where these layers or this actor's samples have none."""
+        return None if self._actor.sampling is None else self._record.policy_arrays(self._actor.sampling)
 
     def __call__(self, features: Tensor, noise: Tensor) -> Tensor:
         at, self._at = self._at, self._at + self._record.rows
@@ -147,7 +147,7 @@ class ActorCritic:
         rules = self.rules
         with self._imagining():
             features, actions, record = self._dream(start)
-        value_output = self.evaluate_critic(features.detach())
+        value_output, judgement = self._evaluate_recorded(features.detach())
         with self._imagining():
             reward, live, value, slow_value = self._judge(features, value_output)
             live = self._with_root(live, is_terminal)
@@ -159,9 +159,12 @@ class ActorCritic:
         policy_output = None
         if score is not None or rules.entropy_scale:
             policy_output = self._evaluate_actor(features[:chosen].detach(), record)
+        judged = value_output[first:last]
+        if judgement is not None:
+            judged = judgement.outputs(features[first:last].detach(), at=first * features.shape[1])
         losses, metrics = self._actor_critic_losses(
-            policy_output, actions[:chosen].detach(), score, gain, credit.actor_weight, value_output[first:last],
-            credit.weight, credit.returns.detach(), None if slow_value is None else slow_value[first:last],
+            policy_output, actions[:chosen].detach(), score, gain, credit.actor_weight, judged, credit.weight,
+            credit.returns.detach(), None if slow_value is None else slow_value[first:last],
         )  # fmt: skip
         metrics |= {"dream/reward": reward.mean(), "dream/continue": live.mean(), "dream/value": value.mean()}
         metrics |= {"dream/return": credit.returns.mean()} | ({} if scale is None else {"dream/return_scale": scale})
@@ -202,6 +205,14 @@ class ActorCritic:
 
     def evaluate_critic(self, features: Tensor) -> Tensor:
         return self.critic(features)
+
+    def _evaluate_recorded(self, features: Tensor) -> tuple[Tensor, LayerRecord | None]:
+        """The critic's outputs for all states; and how its layers came to them, where that is recorded: these have no
+        gradient yet, and those that are learned from get one without the others."""
+        record = self.critic.head.record(1, features.shape[:-1].numel(), like=features)
+        if record is None:
+            return self.evaluate_critic(features), None
+        return record.extend(features.flatten(0, -2)).view(*features.shape[:-1], -1), record
 
     def _judge(
         self, features: Float[Tensor, "time starts size"], value_output: Tensor

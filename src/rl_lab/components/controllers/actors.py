@@ -23,6 +23,7 @@ from rl_lab.nn.distributions import (
     UnimixCategorical,
     draw_noise,
 )
+from rl_lab.nn.dream_kernel import Sampling
 from rl_lab.nn.layers import Head
 from rl_lab.nn.styles import StyleLike, layer_style
 from rl_lab.specs import ActionSpec
@@ -36,6 +37,7 @@ class Actor(nn.Module, ABC):
 
     action_kind: ClassVar[Literal["continuous", "discrete"]]
     noise: ClassVar[NoiseKind]
+    sampling: Sampling | None = None  # how a kernel draws from `distribution`, where there is one for it
 
     def __init__(
         self,
@@ -86,6 +88,7 @@ class CategoricalActor(Actor):
         super().__init__(**arguments)
         self.unimix = unimix
         self.classes = self.codec.spec.classes
+        self.sampling = Sampling(is_normal=False, unimix=unimix) if len(self.classes) == 1 else None
 
     def distribution(self, params: Float[Tensor, "*lead params"]) -> UnimixCategorical | MultiCategorical:
         if len(self.classes) == 1:
@@ -105,6 +108,7 @@ class BoundedNormalActor(Actor):
     def __init__(self, *, min_std: float = 0.1, max_std: float = 1.0, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.min_std, self.max_std = min_std, max_std
+        self.sampling = Sampling(is_normal=True, min_std=min_std, max_std=max_std)
 
     def distribution(self, params: Float[Tensor, "*lead params"]) -> BoundedNormal:
         return BoundedNormal(params, min_std=self.min_std, max_std=self.max_std)

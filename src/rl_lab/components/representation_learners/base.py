@@ -25,6 +25,7 @@ from rl_lab.nn.distributions import (
     draw_noise,
     normal_kl,
 )
+from rl_lab.nn.dream_kernel import PolicyArrays
 from rl_lab.nn.math import at_least_float32, one_hot
 from rl_lab.records import FieldSpec
 
@@ -34,11 +35,11 @@ Policy = Callable[[Tensor, Tensor], Tensor]  # (features, noise) -> encoded acti
 
 
 @runtime_checkable
-class RowPolicy(Protocol):
-    """A policy that must know which rows of a dream it is asked about."""
+class KernelPolicy(Protocol):
+    """A policy that a kernel may run as a part of a dream."""
 
-    def of_rows(self, first: int) -> Policy:
-        """The policy of a dream of its own, for the rows from this one on."""
+    def arrays(self) -> PolicyArrays | None:
+        """None where there is no kernel for it."""
 
 
 class LatentState(NamedTuple):

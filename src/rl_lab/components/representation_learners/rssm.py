@@ -10,9 +10,9 @@ from torch import Tensor
 from rl_lab.components.representation_learners.base import (
     CategoricalModel,
     Dream,
+    KernelPolicy,
     LatentState,
     Policy,
-    RowPolicy,
 )
 from rl_lab.components.representation_learners.host_dream import DreamWeights
 from rl_lab.components.representation_learners.host_loops import HostLoops, host_outside_gradients
@@ -30,7 +30,7 @@ from rl_lab.components.representation_learners.posterior_scan import (
     outside_gradients,
 )
 from rl_lab.nn.capture import compile_block
-from rl_lab.nn.dream_kernel import dream_step
+from rl_lab.nn.dream_kernel import dream, dream_step
 from rl_lab.nn.host_threads import FEW, share_rows
 from rl_lab.nn.layers import MLP, BlockLinear, Linear, NormedLinear, RMSNorm
 from rl_lab.nn.math import at_least_float32, in_float32_on_host
@@ -168,18 +168,15 @@ class BlockRSSM(CategoricalModel):
         states = LatentState(features[..., : self.deter], features[..., self.deter :])
         states.deter[0], states.stoch[0] = start.deter, start.stoch
         noise, (blocks, _, classes, unimix) = latent_noise.flatten(2).numpy(), self.scan_shape
-        seen, taken = features.numpy(), actions.numpy()
-
-        def dream(first: int, end: int) -> None:
-            choose = policy.of_rows(first) if isinstance(policy, RowPolicy) else policy
-            with torch.inference_mode():  # each operation is a little cheaper
-                chosen_by = zip(features[:-1, first:end].unbind(), action_noise[:, first:end].unbind(), strict=True)
-                for t, (feature, draw) in enumerate(chosen_by):
-                    taken[t, first:end] = choose(feature, draw).numpy()
-                    own = seen[t, first:end], taken[t, first:end], noise[t, first:end]
-                    dream_step(weights, *own, blocks, classes, unimix, NORM_EPS, seen[t + 1, first:end])
-
-        share_rows(dream, rows, least=FEW)
+        numbers, seen, taken = (blocks, classes, unimix, NORM_EPS), features.numpy(), actions.numpy()
+        network = policy.arrays() if isinstance(policy, KernelPolicy) else None
+        if network is not None:
+            given = (weights, network, noise, action_noise.numpy(), *numbers, seen, taken)
+            share_rows(lambda first, end: dream(*given, first, end), rows, least=FEW)
+        else:
+            for t, (feature, draw) in enumerate(zip(features[:-1].unbind(), action_noise.unbind(), strict=True)):
+                taken[t] = policy(feature, draw).numpy()
+                dream_step(weights, seen[t], taken[t], noise[t], *numbers, seen[t + 1])
         return Dream(states, features, actions)
 
     # Helpers ----------------------------------------------------------------------------------------------------------
