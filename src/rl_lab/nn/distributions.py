@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from rl_lab.nn import host_kernels as kernels
 from rl_lab.nn.math import at_least_float32, identity, in_float32_on_host, one_hot, softmax
@@ -72,15 +73,20 @@ class UnimixCategorical:
     @property
     def probs(self) -> Float[Tensor, "*lead classes"]:
         if self._probs is None:
-            self._probs = softmax(self.logits)
-            if self.unimix:
-                self._probs = torch.add(self._probs * (1.0 - self.unimix), self.unimix / self.classes)
+            if self.unimix and in_float32_on_host(self.logits):
+                self._probs, self._log_probs = _HostUnimix.apply(self.logits, self.unimix)
+            elif self.unimix:
+                self._probs = torch.add(softmax(self.logits) * (1.0 - self.unimix), self.unimix / self.classes)
+            else:
+                self._probs = softmax(self.logits)
         return self._probs
 
     @property
     def log_probs(self) -> Float[Tensor, "*lead classes"]:
         if self._log_probs is None:
-            self._log_probs = torch.log(self.probs) if self.unimix else torch.log_softmax(self.logits, -1)
+            probs = self.probs  # it may have come with its logarithm
+            if self._log_probs is None:
+                self._log_probs = torch.log(probs) if self.unimix else torch.log_softmax(self.logits, -1)
         return self._log_probs
 
     def detach(self) -> UnimixCategorical:
@@ -131,6 +137,32 @@ class UnimixCategorical:
         if torch.is_grad_enabled() and self.probs.requires_grad:
             return hard + (self.probs - self.probs.detach())  # the bracket is exactly 0, so the value stays one-hot
         return hard
+
+
+class _HostUnimix(torch.autograd.Function):
+    """On the CPU: probabilities with a uniform share and their logarithms together, in fewer operations."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Float[Tensor, "*lead classes"], unimix: float) -> tuple[Tensor, Tensor]:
+        logits = logits.detach().contiguous()
+        probs, log_probs = torch.empty_like(logits), torch.empty_like(logits)
+        kernels.unimix_probs(_rows(logits), unimix, _rows(probs), _rows(log_probs))
+        ctx.unimix = unimix
+        ctx.save_for_backward(probs)
+        return probs, log_probs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_probs: Tensor, by_log_probs: Tensor) -> tuple[Tensor, None]:
+        (probs,) = ctx.saved_tensors
+        by_logits = torch.empty_like(probs)
+        given = [_rows(tensor.contiguous()) for tensor in (by_probs, by_log_probs, probs)]
+        kernels.unimix_probs_backward(*given, ctx.unimix, _rows(by_logits))
+        return by_logits, None
+
+
+def _rows(x: Tensor) -> np.ndarray:
+    return x.view(-1, x.shape[-1]).numpy()
 
 
 @cache

@@ -100,6 +100,25 @@ def exp(x: Any) -> Any:
     return (series * rest * rest + rest + ONE) * scale
 
 
+@inline
+def log(x: Any) -> Any:
+    """Of a normal number above 0, to the last digit or two; by a polynomial between √½ and √2, and a power of two."""
+    digits = _f(x).view(np.int32)
+    power = np.int32((digits - np.int32(0x3F3504F3)) >> np.int32(23))
+    rest = np.int32(digits - (power << np.int32(23))).view(np.float32) - ONE
+    series = _f(7.0376836292e-2) * rest - _f(1.1514610310e-1)
+    series = series * rest + _f(1.1676998740e-1)
+    series = series * rest - _f(1.2420140846e-1)
+    series = series * rest + _f(1.4249322787e-1)
+    series = series * rest - _f(1.6668057665e-1)
+    series = series * rest + _f(2.0000714765e-1)
+    series = series * rest - _f(2.4999993993e-1)
+    series = series * rest + _f(3.3333331174e-1)
+    square = rest * rest
+    below = series * rest * square - _f(0.5) * square - _f(power) * _f(2.12194440e-4)
+    return rest + below + _f(power) * _f(0.693359375)
+
+
 def _largest(row: Any) -> Any:
     """Of numbers; NaN among them may go unseen."""
     result = row[0]
@@ -289,6 +308,56 @@ def straight_through_backward(by_sample: Any, logits: Any, unimix: Any, by_logit
         share = (ONE - _f(unimix)) / total
         for j in range(classes):
             by_logits[i, j] += share * exp(logits[i, j] - top) * (by_sample[i, j] - along)
+
+
+@kernel
+def unimix_probs(logits: Any, unimix: Any, probs: Any, log_probs: Any) -> None:
+    """(1 - unimix)·softmax + unimix/classes, and its logarithm."""
+    rows, classes = logits.shape
+    for i in range(rows):
+        top = largest(logits[i])
+        for j in range(classes):
+            probs[i, j] = logits[i, j] - top
+    # A row is too short for vectors, all of them together are not.
+    flat, logs = probs.reshape(-1), log_probs.reshape(-1)
+    for k in range(flat.shape[0]):
+        flat[k] = exp(flat[k])
+    even = _f(unimix) / _f(classes)
+    for i in range(rows):
+        total = ZERO
+        for j in range(classes):
+            total += probs[i, j]
+        share = (ONE - _f(unimix)) / total
+        for j in range(classes):
+            probs[i, j] = probs[i, j] * share + even
+    for k in range(flat.shape[0]):
+        logs[k] = log(flat[k])
+
+
+@kernel
+def unimix_probs_backward(by_probs: Any, by_log_probs: Any, probs: Any, unimix: Any, by_logits: Any) -> None:
+    """From the derivatives by both to that by the logits."""
+    rows, classes = probs.shape
+    even = _f(unimix) / _f(classes)
+    for i in range(rows):
+        along, total = ZERO, ONE - _f(unimix)
+        for j in range(classes):
+            slope = by_probs[i, j] + by_log_probs[i, j] / probs[i, j]
+            along += slope * (probs[i, j] - even)
+            by_logits[i, j] = slope
+        along /= total
+        for j in range(classes):
+            by_logits[i, j] = (probs[i, j] - even) * (by_logits[i, j] - along)
+
+
+@kernel
+def recurrence(base: Any, slope: Any, last: Any, out: Any) -> None:
+    """x_t = base_t + slope_t·x_{t+1} of [steps, rows], where x after the end is `last`."""
+    steps, rows = base.shape
+    for t in range(steps - 1, -1, -1):
+        following = out[t + 1] if t + 1 < steps else last
+        for i in range(rows):
+            out[t, i] = base[t, i] + slope[t, i] * following[i]
 
 
 # The gates of a block GRU ---------------------------------------------------------------------------------------------

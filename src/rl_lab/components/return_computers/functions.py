@@ -18,7 +18,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rl_lab.nn.arrays import Array, library
-from rl_lab.nn.fusion import has_triton
+from rl_lab.nn.fusion import has_numba, has_triton
+from rl_lab.nn.host_kernels import recurrence
 from rl_lab.nn.math import in_full_on_host
 
 
@@ -58,8 +59,14 @@ def recursive_returns(
 
 def _recurrence(base: np.ndarray, slope: np.ndarray, last: np.ndarray, dim: int) -> np.ndarray:
     """x_t = base_t + slope_t·x_{t+1}, where x after the end is `last`. On the CPU torch's calls are the dearer ones."""
+    bases, slopes = np.moveaxis(base, dim, 0), np.moveaxis(slope, dim, 0)
+    if base.dtype == np.float32 and has_numba():
+        result = np.empty(bases.shape, np.float32)
+        flat = [np.ascontiguousarray(part).reshape(len(bases), -1) for part in (bases, slopes)]
+        recurrence(*flat, np.ascontiguousarray(last).reshape(-1), result.reshape(len(bases), -1))
+        return np.moveaxis(result, 0, dim)
     results, current = [], last
-    for base_t, slope_t in zip(np.moveaxis(base, dim, 0)[::-1], np.moveaxis(slope, dim, 0)[::-1], strict=True):
+    for base_t, slope_t in zip(bases[::-1], slopes[::-1], strict=True):
         current = base_t + slope_t * current
         results.append(current)
     return np.stack(results[::-1], dim)
