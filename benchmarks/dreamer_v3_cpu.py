@@ -139,8 +139,8 @@ def main() -> None:
                         help="the interpreter of sheeprl's environment (or the variable SHEEPRL_PYTHON)")  # fmt: skip
     parser.add_argument("--shapes", default="8x16,16x64", help="batch × length, several with commas")
     parser.add_argument("--threads", default="1,2", help="threads of torch, the same for all sides")
-    parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--updates", type=int, default=20, help="of one turn")
+    parser.add_argument("--turns", type=int, default=21)
+    parser.add_argument("--updates", type=int, default=7, help="of one turn")
     parser.add_argument(
         "--write", metavar="NAME", nargs="?", const=RESULT, help=f"write results/speed/NAME.json ({RESULT})"
     )

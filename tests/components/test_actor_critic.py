@@ -11,12 +11,18 @@ from tests.workflows.dreamer_parts import CONTINUOUS, DISCRETE, make_dreamer
 from torch import Tensor
 
 from rl_lab.components.behaviours import BehaviourRules
-from rl_lab.components.behaviours.actor_critic import frozen
+from rl_lab.components.behaviours.actor_critic import RecordedPolicy, frozen
 from rl_lab.components.behaviours.recorded_dream import RecordedDream
+from rl_lab.components.representation_learners import rssm as rssm_module
 from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.errors import ConfigError
+from rl_lab.nn import host_threads
+from rl_lab.nn.fusion import has_numba
+from rl_lab.specs import ActionSpec
 
 STARTS, LAMBDA = 5, 0.95
+
+needs_numba = pytest.mark.skipif(not has_numba(), reason="needs Numba")
 
 
 class Dreamed(NamedTuple):
@@ -242,3 +248,41 @@ def test_rules_that_contradict_are_refused():
     workflow.behaviour_rules = lambda: BehaviourRules(target_critic="slow")
     with pytest.raises(ConfigError, match="no slow copy"):
         workflow._bind_context(workflow.context)
+
+
+@needs_numba
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("action", [DISCRETE, CONTINUOUS])
+def test_a_dream_in_one_kernel_equals_its_steps(action, threads, monkeypatch):
+    """The actor's layers, its samples and the model, step by step; threads share the starts."""
+    monkeypatch.setattr(host_threads, "_threads", threads)
+    monkeypatch.setattr(rssm_module, "FEW", 1)
+    workflow = make_dreamer(action=action)
+    start = start_of(workflow)
+    torch.manual_seed(1)
+    expected = dream_by_hand(workflow, start)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        features, actions, record = workflow.behaviour._dream(start)
+    assert record is not None
+    assert RecordedPolicy(workflow.actor, record).arrays() is not None
+    torch.testing.assert_close(features, torch.stack(expected.features).detach(), rtol=3e-5, atol=3e-5)
+    torch.testing.assert_close(actions, torch.stack(expected.actions).detach(), rtol=3e-5, atol=3e-5)
+    seen = features[:-1]
+    torch.testing.assert_close(workflow.actor.head(seen, record), workflow.actor.head(seen), rtol=3e-5, atol=3e-5)
+
+
+@needs_numba
+def test_actors_without_a_kernel_dream_step_by_step():
+    """Several discrete actions at once: each component has a sample of its own."""
+    workflow = make_dreamer(action=ActionSpec(kind="discrete", shape=(2,), classes=(3, 2)))
+    start = start_of(workflow)
+    torch.manual_seed(1)
+    expected = dream_by_hand(workflow, start)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        features, actions, record = workflow.behaviour._dream(start)
+    assert record is not None
+    assert RecordedPolicy(workflow.actor, record).arrays() is None
+    torch.testing.assert_close(features, torch.stack(expected.features).detach(), rtol=3e-5, atol=3e-5)
+    torch.testing.assert_close(actions, torch.stack(expected.actions).detach(), rtol=3e-5, atol=3e-5)

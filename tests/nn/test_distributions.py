@@ -30,6 +30,22 @@ def reference_categorical(logits: torch.Tensor, unimix: float) -> td.Categorical
     return td.Categorical(probs=(1 - unimix) * logits.softmax(-1) + unimix / logits.shape[-1])
 
 
+@pytest.mark.parametrize("shape", [(7, 3, 8), (2, 1), (5, 40)])
+def test_probabilities_in_float32_have_the_derivative_of_those_in_float64(shape: tuple[int, ...]) -> None:
+    """On the CPU they and their logarithms come together; the logits may be far apart."""
+    logits = (8.0 * torch.randn(shape)).requires_grad_()
+    exact = logits.detach().double().requires_grad_()
+    weights, log_weights = torch.randn(shape), torch.randn(shape)
+    for given in (logits, exact):
+        ours = UnimixCategorical(given, unimix=0.01)
+        (ours.probs * weights.to(given.dtype) + ours.log_probs * log_weights.to(given.dtype)).sum().backward()
+    assert logits.grad is not None
+    assert exact.grad is not None
+    ours, wide = UnimixCategorical(logits), UnimixCategorical(exact)
+    torch.testing.assert_close(ours.log_probs.double(), wide.log_probs, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("unimix", [0.01, 0.0])
 def test_categorical_matches_torch(unimix: float) -> None:
     """log_prob of one-hots and of indices, and the entropy."""

@@ -113,9 +113,7 @@ def dream(
                 features[t], policy.layers, policy.last, policy.depth, policy.eps, policy.kept, True, at,
                 policy.outputs, start, stop,
             )  # fmt: skip
-            _sample_action(
-                policy.outputs[at + start : at + stop], action_noise[t, start:stop], policy.sampling, chosen
-            )
+            _sample_action(policy.outputs[at + start : at + stop], action_noise[t, start:stop], policy.sampling, chosen)
             dream_step(
                 weights, features[t, start:stop], chosen, noise[t, start:stop], blocks, classes, unimix, eps,
                 features[t + 1, start:stop],

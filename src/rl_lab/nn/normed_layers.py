@@ -86,7 +86,6 @@ class _Forward:
 
         share_rows(work, len(x))
 
-
     def policy_arrays(self, kept: tuple[Kept, ...], outputs: Array, sampling: Sampling) -> PolicyArrays | None:
         """See `LayerRecord.policy_arrays`."""
         return PolicyArrays(*self._stack, self._eps, kept, outputs, sampling) if self._small else None
