@@ -5,7 +5,7 @@ Dreams are time-major: state t = 0 … H, the start being state 0, and action t,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -23,6 +23,7 @@ from rl_lab.components.return_computers import lambda_returns, recursive_returns
 from rl_lab.errors import ConfigError
 from rl_lab.nn.capture import compile_block
 from rl_lab.nn.dream_kernel import PolicyArrays
+from rl_lab.nn.host_threads import share_rows
 from rl_lab.nn.normalizers import ReturnNormalizer
 from rl_lab.nn.normed_layers import LayerRecord
 from rl_lab.nn.precision import WorkingCopies
@@ -31,6 +32,8 @@ Losses = dict[str, Tensor]
 Gradient = Literal["reinforce", "dynamics", "mixed"]
 Timing = Literal["arrival", "departure"]
 Root = Literal["predicted", "discounted", "undiscounted"]
+# Of dreamed states: the model's reward and discount, the value, and the slow critic's, where it is needed.
+Judgement = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +150,9 @@ class ActorCritic:
         rules = self.rules
         with self._imagining():
             features, actions, record = self._dream(start)
-        value_output, judgement = self._evaluate_recorded(features.detach())
+        judgement, evaluated = self._evaluate(features)
+        reward, live, value, slow_value = judgement
         with self._imagining():
-            reward, live, value, slow_value = self._judge(features, value_output)
             live = self._with_root(live, is_terminal)
             credit = self._credit(reward, live, value)
             scale = None if self.return_scale is None else self.return_scale(credit.returns.detach())
@@ -159,12 +162,9 @@ class ActorCritic:
         policy_output = None
         if score is not None or rules.entropy_scale:
             policy_output = self._evaluate_actor(features[:chosen].detach(), record)
-        judged = value_output[first:last]
-        if judgement is not None:
-            judged = judgement.outputs(features[first:last].detach(), at=first * features.shape[1])
         losses, metrics = self._actor_critic_losses(
-            policy_output, actions[:chosen].detach(), score, gain, credit.actor_weight, judged, credit.weight,
-            credit.returns.detach(), None if slow_value is None else slow_value[first:last],
+            policy_output, actions[:chosen].detach(), score, gain, credit.actor_weight, evaluated(first, last),
+            credit.weight, credit.returns.detach(), None if slow_value is None else slow_value[first:last],
         )  # fmt: skip
         metrics |= {"dream/reward": reward.mean(), "dream/continue": live.mean(), "dream/value": value.mean()}
         metrics |= {"dream/return": credit.returns.mean()} | ({} if scale is None else {"dream/return_scale": scale})
@@ -206,18 +206,30 @@ class ActorCritic:
     def evaluate_critic(self, features: Tensor) -> Tensor:
         return self.critic(features)
 
-    def _evaluate_recorded(self, features: Tensor) -> tuple[Tensor, LayerRecord | None]:
-        """The critic's outputs for all states; and how its layers came to them, where that is recorded: these have no
-        gradient yet, and those that are learned from get one without the others."""
-        record = self.critic.head.record(1, features.shape[:-1].numel(), like=features)
+    def _evaluate(self, features: Float[Tensor, "time starts size"]) -> tuple[Judgement, Callable[[int, int], Tensor]]:
+        """What is thought of the dreamed states; the critic's outputs, with a gradient, from one time to another."""
+        seen, record = features.detach(), None
+        if self.rules.gradient == "reinforce":
+            record = self.critic.head.record(1, features.shape[:2].numel(), like=features)
         if record is None:
-            return self.evaluate_critic(features), None
-        return record.extend(features.flatten(0, -2)).view(*features.shape[:-1], -1), record
+            output = self.evaluate_critic(seen)
+            with self._imagining():
+                return self._judge(features, output), lambda first, last: output[first:last]
+        # Threads share the rows. Only the states that are learned from have a gradient of the critic, later.
+        rows, (times, starts, _) = seen.flatten(0, 1), seen.shape
 
-    def _judge(
-        self, features: Float[Tensor, "time starts size"], value_output: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """The model's reward and discount of every dreamed state, its value and the slow critic's."""
+        def judge_part(first: int, end: int) -> Judgement:
+            with torch.no_grad():
+                return self._judge(rows[first:end], record.extend(rows[first:end], at=first))
+
+        *parts, slow_parts = zip(*share_rows(judge_part, len(rows)), strict=True)
+        reward, live, value = (torch.cat(part).view(times, starts) for part in parts)
+        slow_value = None if slow_parts[0] is None else torch.cat(slow_parts).view(times, starts)
+        return (reward, live, value, slow_value), lambda first, last: record.outputs(
+            seen[first:last], at=first * starts
+        )
+
+    def _judge(self, features: Float[Tensor, "*states size"], value_output: Tensor) -> Judgement:
         reward = self.reward.mean(self.reward(features))
         if self.continuation is None:
             live = torch.full_like(reward, self.discount)
