@@ -225,9 +225,8 @@ class ActorCritic:
         *parts, slow_parts = zip(*share_rows(judge_part, len(rows)), strict=True)
         reward, live, value = (torch.cat(part).view(times, starts) for part in parts)
         slow_value = None if slow_parts[0] is None else torch.cat(slow_parts).view(times, starts)
-        return (reward, live, value, slow_value), lambda first, last: record.outputs(
-            seen[first:last], at=first * starts
-        )
+        judgement = reward, live, value, slow_value
+        return judgement, lambda first, last: record.outputs(seen[first:last], at=first * starts)
 
     def _judge(self, features: Float[Tensor, "*states size"], value_output: Tensor) -> Judgement:
         reward = self.reward.mean(self.reward(features))
