@@ -46,6 +46,17 @@ def test_probabilities_in_float32_have_the_derivative_of_those_in_float64(shape:
     torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_what_is_not_finite_stays_so(wrong: float) -> None:
+    """In the probabilities and in their logarithms: a run must see it in its losses. Other rows are not touched."""
+    logits = torch.zeros(3, 8)
+    logits[1, 4] = wrong
+    ours = UnimixCategorical(logits)
+    for values in (ours.probs, ours.log_probs):
+        assert not values[1].isfinite().all()
+        assert values[[0, 2]].isfinite().all()
+
+
 @pytest.mark.parametrize("unimix", [0.01, 0.0])
 def test_categorical_matches_torch(unimix: float) -> None:
     """log_prob of one-hots and of indices, and the entropy."""

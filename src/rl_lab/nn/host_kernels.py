@@ -116,7 +116,7 @@ def log(x: Any) -> Any:
     series = series * rest + _f(3.3333331174e-1)
     square = rest * rest
     below = series * rest * square - _f(0.5) * square - _f(power) * _f(2.12194440e-4)
-    return rest + below + _f(power) * _f(0.693359375)
+    return rest + below + _f(power) * _f(0.693359375) + x * ZERO  # what is not finite stays so
 
 
 def _largest(row: Any) -> Any:
