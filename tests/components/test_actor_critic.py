@@ -18,6 +18,7 @@ from rl_lab.components.representation_learners.base import LatentState
 from rl_lab.errors import ConfigError
 from rl_lab.nn import host_threads
 from rl_lab.nn.fusion import has_numba
+from rl_lab.nn.normed_layers import LayerRecord
 from rl_lab.specs import ActionSpec
 
 STARTS, LAMBDA = 5, 0.95
@@ -250,6 +251,20 @@ def test_rules_that_contradict_are_refused():
         workflow._bind_context(workflow.context)
 
 
+def recorded_dream(workflow) -> tuple[Tensor, LayerRecord]:
+    """Features of a dream on the CPU and the record of its actor; features and actions are those of single steps."""
+    start = start_of(workflow)
+    torch.manual_seed(1)
+    expected = dream_by_hand(workflow, start)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        features, actions, record = workflow.behaviour._dream(start)
+    torch.testing.assert_close(features, torch.stack(expected.features).detach(), rtol=3e-5, atol=3e-5)
+    torch.testing.assert_close(actions, torch.stack(expected.actions).detach(), rtol=3e-5, atol=3e-5)
+    assert record is not None
+    return features, record
+
+
 @needs_numba
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("action", [DISCRETE, CONTINUOUS])
@@ -258,16 +273,8 @@ def test_a_dream_in_one_kernel_equals_its_steps(action, threads, monkeypatch):
     monkeypatch.setattr(host_threads, "_threads", threads)
     monkeypatch.setattr(rssm_module, "FEW", 1)
     workflow = make_dreamer(action=action)
-    start = start_of(workflow)
-    torch.manual_seed(1)
-    expected = dream_by_hand(workflow, start)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        features, actions, record = workflow.behaviour._dream(start)
-    assert record is not None
+    features, record = recorded_dream(workflow)
     assert RecordedPolicy(workflow.actor, record).arrays() is not None
-    torch.testing.assert_close(features, torch.stack(expected.features).detach(), rtol=3e-5, atol=3e-5)
-    torch.testing.assert_close(actions, torch.stack(expected.actions).detach(), rtol=3e-5, atol=3e-5)
     seen = features[:-1]
     torch.testing.assert_close(workflow.actor.head(seen, record), workflow.actor.head(seen), rtol=3e-5, atol=3e-5)
 
@@ -276,13 +283,5 @@ def test_a_dream_in_one_kernel_equals_its_steps(action, threads, monkeypatch):
 def test_actors_without_a_kernel_dream_step_by_step():
     """Several discrete actions at once: each component has a sample of its own."""
     workflow = make_dreamer(action=ActionSpec(kind="discrete", shape=(2,), classes=(3, 2)))
-    start = start_of(workflow)
-    torch.manual_seed(1)
-    expected = dream_by_hand(workflow, start)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        features, actions, record = workflow.behaviour._dream(start)
-    assert record is not None
+    _, record = recorded_dream(workflow)
     assert RecordedPolicy(workflow.actor, record).arrays() is None
-    torch.testing.assert_close(features, torch.stack(expected.features).detach(), rtol=3e-5, atol=3e-5)
-    torch.testing.assert_close(actions, torch.stack(expected.actions).detach(), rtol=3e-5, atol=3e-5)
