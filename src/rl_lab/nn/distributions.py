@@ -33,7 +33,7 @@ def draw_noise(
 ) -> Tensor:
     """Noise from the device's global generator."""
     empty = torch.empty(tuple(shape), device=device, dtype=dtype)
-    if kind == "exponential" and in_float32_on_host(empty):  # a tenth of the time of `exponential_`
+    if kind == "exponential" and in_float32_on_host(empty):  # a twentieth of the time of `exponential_`
         seed = np.uint64(torch.randint(_SEEDS, ()).item())
         fill_exponential(seed, empty.numpy().reshape(-1))
         return empty

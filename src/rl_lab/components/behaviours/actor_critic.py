@@ -229,6 +229,7 @@ class ActorCritic:
         return judgement, lambda first, last: record.outputs(seen[first:last], at=first * starts)
 
     def _judge(self, features: Float[Tensor, "*states size"], value_output: Tensor) -> Judgement:
+        """`value_output`: what the critic put out for these states."""
         reward = self.reward.mean(self.reward(features))
         if self.continuation is None:
             live = torch.full_like(reward, self.discount)
