@@ -97,17 +97,3 @@ def test_two_kinds_of_batches_do_not_mix(tmp_path):
     bursts(replay, feeder, [5, 1])
     assert replay.sample(BatchSpec(2, 3)).reward.shape == (2, 3)
     assert replay.sample(SPEC).reward.shape == (4, 6)
-
-
-def test_arrays_on_demand(tmp_path):
-    """The same numbers, as NumPy's arrays."""
-    left, right, feeders = uniform(tmp_path / "a"), uniform(tmp_path / "b"), (Feeder(), Feeder())
-    for _ in range(3):
-        for replay, feeder in zip((left, right), feeders, strict=True):
-            feeder.feed(replay, 6)
-        for _ in range(3):
-            arrays, batch = left.sample(SPEC._replace(arrays=True)), right.sample(SPEC)
-            for name in ("action", "reward", "is_first", "is_last", "is_terminal", "indices"):
-                assert isinstance(getattr(arrays, name), np.ndarray)
-                np.testing.assert_array_equal(getattr(arrays, name), getattr(batch, name).numpy())
-            np.testing.assert_array_equal(arrays.observation["vector"], batch.observation["vector"].numpy())

@@ -97,6 +97,23 @@ def test_new_records_come_first(tmp_path: Path) -> None:
     assert set(counts) <= fresh | {int(old[0])}
 
 
+def test_new_records_get_the_present_maximum(tmp_path: Path) -> None:
+    """Not the largest ever seen: an outlier whose record has a new priority by now does not raise the others."""
+    replay, feeder = make(tmp_path, sampling="prioritized", alpha=1.0), Feeder()
+    feeder.feed(replay, 30)
+    replay.sample(SPEC)
+    old = np.array(valid_records(feeder, replay, SPEC))
+    replay.update(old, {"priority": np.full(len(old), 1e3)})
+    counts = feeder.count.tolist()
+    everything = np.array([n * feeder.num_envs + env for env, count in enumerate(counts) for n in range(count)])
+    replay.update(everything, {"priority": np.full(len(everything), 2.0)})
+    feeder.feed(replay, 4)
+    draws = drawn_counts(replay, SPEC, 200)
+    fresh = set(valid_records(feeder, replay, SPEC)) - set(old.tolist())
+    drawn = sum(draws.get(record, 0) for record in fresh) / sum(draws.values())
+    assert drawn == pytest.approx(len(fresh) / (len(fresh) + len(old)), rel=0.15)
+
+
 def test_priority_zero_is_never_drawn(tmp_path: Path) -> None:
     """And where nothing else is left, the replay says so."""
     replay, feeder = make(tmp_path, sampling="prioritized"), Feeder()

@@ -336,3 +336,23 @@ def test_auto_storage_goes_by_the_device_and_can_be_taken_to_another(tmp_path):
     other = make(tmp_path, storage="auto")
     other.load_state_dict(state, tmp_path / "saved")
     assert len(other) == len(replay)
+
+
+@pytest.mark.parametrize("storage", ["ram", "disk"])
+def test_scan_gives_every_held_record_once(tmp_path, storage):
+    """Stream by stream, oldest first, also when the ring has come round; `update` takes the same ids."""
+    replay = make(tmp_path, capacity=60, storage=storage)
+    Feeder().feed(replay, 40)  # more than 20 a stream
+    seen, ids = [], []
+    for start in range(0, len(replay), 25):
+        part = replay.scan(start=start, count=25, fields=["observation.vector", "latent.deter"])
+        seen.append(part.fields["observation.vector"])
+        ids.append(part.indices)
+        replay.update(part.indices, {"latent.deter": np.repeat(part.fields["observation.vector"][:, :1], 3, 1) + 7})
+    env, number = np.concatenate(seen).T
+    assert len(env) == len(np.unique(np.concatenate(ids))) == len(replay) == 60
+    for index in range(3):
+        np.testing.assert_array_equal(np.diff(number[env == index]), 1)
+    written = replay.scan(start=0, count=60, fields=["latent.deter"]).fields["latent.deter"]
+    np.testing.assert_array_equal(written[:, 0], env + 7)
+    replay.close()

@@ -155,7 +155,7 @@ def test_errors_say_what_to_do(tmp_path):
     with pytest.raises(DataError, match=r"divisor of data_sources\.stream\.length"):
         stream.sample(BatchSpec(2, 3))
     with pytest.raises(ConfigError, match="length=0"):
-        StreamSource(length=0)
+        StreamSource(length=0, epochs=1)
     state = stream.state_dict(tmp_path / "saved")
     with pytest.raises(CheckpointError, match="length=8"):
         make_stream(tmp_path, length=4).load_state_dict(state, tmp_path / "saved")

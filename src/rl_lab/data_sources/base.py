@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from rl_lab.records import Batch, BatchSpec, FieldSpec, RecordBlock, VectorStep
+from rl_lab.components.acting import Acts
+from rl_lab.datasets.statistics import FieldStatistics
+from rl_lab.environments.adapter import ActionConverter
+from rl_lab.environments.settings import EnvironmentSettings
+from rl_lab.records import Batch, BatchSpec, FieldSpec, RecordBlock, RecordScan, VectorStep
+from rl_lab.simulation.service import SimulatorService
 
 
 @dataclass(frozen=True)
 class SourceContext:
-    """What a data source learns about the run before the first record arrives."""
+    """Facts about the run that a data source gets before the first record arrives."""
 
     fields: Mapping[str, FieldSpec]  # every field that records will carry
     num_envs: int
     device: str
     seed: int
     folder: Path  # where a disk-backed source keeps its files
+    actions: ActionConverter | None = None  # between the agent's actions and the environment's own
+    environment: EnvironmentSettings | None = None
+    sources: Mapping[str, DataSource] = field(default_factory=dict)  # all of the run, by name; some not prepared yet
+    simulator: SimulatorService | None = None  # the workflow's model
+    agent: Acts | None = None  # who acts in the run
+
+
+class Wait(NamedTuple):
+    """Records that updates wait for. `each_time`: they use up what was collected, and wait for as many again."""
+
+    records: int = 0
+    each_time: bool = False
 
 
 class DataSource(ABC):
-    """Where batches come from. The phase names one; collected records are added to it and updates sample from it."""
+    """A source of batches. The phase names one; collected records are added to it and updates sample from it."""
+
+    prefilled: ClassVar[bool] = False  # whether it holds data before the run starts
+    takes_records: ClassVar[bool] = True  # whether a phase may collect into it
+    statistics: Mapping[str, FieldStatistics] | None = None  # by field, where all data are there already
 
     @abstractmethod
     def prepare(self, context: SourceContext) -> None: ...
@@ -38,9 +59,16 @@ class DataSource(ABC):
     def follow(self, step: VectorStep) -> None:  # noqa: B027
         """Told after a decision's blocks what the agent acts on next, for sources that need each record's successor."""
 
+    def check(self, spec: BatchSpec) -> None:  # noqa: B027
+        """Raise a DataError where batches of this kind can never be drawn. Called before the first step."""
+
     @abstractmethod
     def ready(self, spec: BatchSpec) -> bool:
         """Whether `sample(spec)` can be answered now."""
+
+    def wait(self) -> Wait:
+        """What updates wait for beside a whole batch; the printed plan reckons with it."""
+        return Wait()
 
     @abstractmethod
     def sample(self, spec: BatchSpec) -> Batch: ...
@@ -49,9 +77,17 @@ class DataSource(ABC):
         """Write fields of stored records anew (latents, priorities, re-analysed targets); gone ids are skipped."""
         raise NotImplementedError(f"{type(self).__name__} does not store fields that can be updated")
 
+    def scan(self, *, start: int, count: int, fields: Sequence[str]) -> RecordScan:
+        """Every record once, a stretch at a time: `count` records from number `start` of all that are held on."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be read from end to end")
+
     @abstractmethod
     def __len__(self) -> int:
         """Records held now."""
+
+    def describe(self) -> list[str]:
+        """Lines of the printed plan about the data that are there already."""
+        return []
 
     @abstractmethod
     def memory(self) -> dict[str, int]:

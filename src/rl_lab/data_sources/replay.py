@@ -22,9 +22,9 @@ from rl_lab.buffers.ring import SequenceRing
 from rl_lab.buffers.saving import load_rows, save_rows
 from rl_lab.buffers.storage import DeviceStorage, HostStorage, Storage, row_bytes, upload
 from rl_lab.buffers.worker import OrderedWorker
-from rl_lab.data_sources.base import DataSource, SourceContext
+from rl_lab.data_sources.base import DataSource, SourceContext, Wait
 from rl_lab.errors import CheckpointError, ConfigError, DataError, nearest
-from rl_lab.records import OBSERVATION_PREFIX, BatchSpec, RecordBlock, SequenceBatch
+from rl_lab.records import OBSERVATION_PREFIX, BatchSpec, RecordBlock, RecordScan, SequenceBatch
 
 STANDARD_FIELDS = ("action", "reward", "is_first", "is_last", "is_terminal")
 PRIORITY = "priority"  # the name under which `update` takes priorities
@@ -48,7 +48,7 @@ class Pending(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """How the batches of one kind are made."""
+    """The layout of one kind of batch."""
 
     names: list[str]  # of the fields
     observation: dict[str, str]  # key → field
@@ -183,14 +183,15 @@ class SequenceReplay(DataSource):
         self._ready_for.add(spec)
         return True
 
+    def wait(self) -> Wait:
+        return Wait(self._start_after)
+
     def sample(self, spec: BatchSpec) -> SequenceBatch:
         self._ring.flush()
         plan = self._plan(spec)
         if plan.draws_ahead:
             self._check_drawable(spec)
             ids, values = self._ahead.take(spec, plan.names, self._rng)
-            if spec.arrays:
-                return _assemble(plan, values, ids, None)
             tensors = {name: torch.from_numpy(value) for name, value in values.items()}
             return _assemble(plan, tensors, torch.from_numpy(ids), None)
         pending = self._pending.pop(spec, None)
@@ -248,7 +249,7 @@ class SequenceReplay(DataSource):
 
     @property
     def beta(self) -> float:
-        """How much of the bias of uneven draws the weights take back now."""
+        """The exponent β of importance weights now: 1 takes back all of the bias of uneven draws."""
         share = min(1.0, int(self._ring.index.written.sum()) / max(1, self._beta_records))
         return self._beta + share * (self._beta_final - self._beta)
 
@@ -283,6 +284,18 @@ class SequenceReplay(DataSource):
         if fields:
             self._ring.update(ids, fields)
             self._ahead.records_changed()
+
+    def scan(self, *, start: int, count: int, fields: Sequence[str]) -> RecordScan:
+        self._ring.flush()
+        self._worker.drain()
+        ids = self._ring.index.stretch(start, count)
+        _, rows = self._ring.index.locate(ids)
+        storage = self._ring.storage
+        if isinstance(storage, DeviceStorage):
+            on_device = upload(rows, storage.device)
+            return RecordScan(ids, {name: storage.gather(name, on_device).cpu().numpy() for name in fields})
+        assert isinstance(storage, HostStorage)
+        return RecordScan(ids, {name: storage.arrays[name][rows] for name in fields})
 
     def _update_priorities(self, ids: np.ndarray, value: Tensor | np.ndarray) -> None:
         if tuple(value.shape) != ids.shape:

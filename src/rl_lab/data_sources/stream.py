@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rl_lab.buffers.rollouts import EpochOrder, RolloutPacker
-from rl_lab.data_sources.base import DataSource, SourceContext
+from rl_lab.data_sources.base import DataSource, SourceContext, Wait
 from rl_lab.errors import CheckpointError, ConfigError, DataError
 from rl_lab.records import BatchSpec, RecordBlock, Rollout, RolloutBatch, VectorStep
 
@@ -27,8 +27,8 @@ class StreamSource(DataSource):
     def __init__(
         self,
         *,
-        length: int = 128,  # decisions of each environment in a rollout
-        epochs: int = 4,  # passes over it
+        length: int,  # decisions of each environment in a rollout
+        epochs: int,  # passes over it
         seed: int = 0,  # varies the order without changing the run's seed
     ) -> None:
         if length < 1 or epochs < 1:
@@ -71,6 +71,9 @@ class StreamSource(DataSource):
 
     def ready(self, spec: BatchSpec) -> bool:
         return self._packer.full
+
+    def wait(self) -> Wait:
+        return Wait(self._length * self._context.num_envs, each_time=True)
 
     def sample(self, spec: BatchSpec) -> RolloutBatch:
         if not self._packer.full:

@@ -1,0 +1,1 @@
+"""Scripted controllers that solve known tasks, for demonstrations without downloads."""
