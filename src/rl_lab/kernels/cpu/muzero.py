@@ -1,0 +1,233 @@
+"""One step of MuZero's vector model for a tree search: dynamics, reward, policy and value in one compiled call (Numba).
+
+The products are BLAS calls; what lies between them is done while a row is in the cache. The weights are copied
+when a search begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor, nn
+
+from rl_lab.kernels.cpu import mcts as trees
+
+SIMULATOR = "rl_lab.simulation.muzero.MuZeroSimulator"
+JIT: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+EPSILON = 1e-3  # of the value transform
+TINY = 1e-5  # smallest range of a latent
+NORM_EPSILON = 1e-5  # of LayerNorm
+
+
+def supports_grow(planner: Any) -> str | None:
+    """Why whole searches cannot be compiled for a planner; each model is looked at when it is searched in."""
+    return None if planner.enumerates else "its actions are sampled"
+
+
+def grow(planner: Any, tree: Any, rule: Any, state: Any) -> bool:
+    """In place of the loop of `MCTS._grow`, where the model is MuZero's with a compiled step: all simulations in one
+    call. False where something is not as the compiled search knows it; then nothing was done."""
+    simulator, name = planner.simulator, f"{type(planner.simulator).__module__}.{type(planner.simulator).__qualname__}"
+    if name != SIMULATOR or not planner._predicts or simulator.model.kernel("stepper") is None:
+        return False
+    walker = trees.walker(planner, tree, rule)
+    if walker is None:
+        return False
+    model = simulator.model
+    latents = np.empty((tree.simulations + 1, *state.latent.shape), np.float32)
+    latents[0] = state.latent.numpy()
+    discount = np.float32(planner.discount if planner.players == 1 else -planner.discount)
+    compiled = search_gumbel if walker.is_gumbel else search_puct
+    compiled(tree.simulations, discount, *walker.arguments, _parameters(model), latents)
+    tree.size = tree.simulations + 1
+    return True
+
+
+def _parameters(model: Any) -> tuple[np.ndarray, ...]:
+    """What `advance` needs of a model: all weights in one vector, where each layer's lie in it, which layers belong to
+    which of the five networks, and the bins of reward and value. One kind of arrays for every size and depth, so that
+    one compiled version serves all."""
+    dynamics, prediction = model.dynamics, model.prediction
+    networks = (dynamics.trunk, dynamics.head, prediction.trunk, prediction.policy_head, prediction.value_head)
+    weights, layout, starts, size = list[np.ndarray](), list[list[int]](), [0], 0
+    for network in networks:
+        for part in network:
+            if isinstance(part, nn.Linear):  # weight, outputs, inputs, bias, then gain and shift of a norm
+                layout.append([size, *part.weight.shape, size + part.weight.numel(), -1, -1])
+            elif isinstance(part, nn.LayerNorm):
+                layout[-1][4:] = [size, size + part.weight.numel()]
+            for value in part.parameters():
+                weights.append(value.detach().numpy().reshape(-1))
+                size += value.numel()
+        starts.append(len(layout))
+    bins = dynamics.support.bins.numpy(), prediction.support.bins.numpy()
+    return np.concatenate(weights), np.array(layout), np.array(starts), *bins
+
+
+def supports_stepper(model: Any) -> str | None:
+    """Why the kernel cannot take a model; None where it can."""
+    if len(model.representation.latent_shape) != 1:
+        return "its latent has planes"
+    if model.dynamics.lstm is not None:
+        return "it has a value prefix"
+    if any(value.dtype != torch.float32 for value in model.parameters()):
+        return "its weights are not float32"
+    return None
+
+
+def stepper(model: Any) -> Callable[[Any, Tensor], tuple[Any, Tensor, Tensor, Tensor]]:
+    """In place of `MuZeroModel.stepper`."""
+    parameters, outputs = _parameters(model), model.prediction.policy.outputs
+
+    def step(state: Any, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor]:
+        rows = len(action)
+        latent, policy = torch.empty(rows, state.latent.shape[1]), torch.empty(rows, outputs)
+        reward, value = torch.empty(rows), torch.empty(rows)
+        results = latent.numpy(), reward.numpy(), policy.numpy(), value.numpy()
+        given = torch.cat([state.latent, action], 1).numpy()
+        advance(given, *parameters, *results)
+        return type(state)(latent), reward, policy, value
+
+    return step
+
+
+@njit(**JIT)
+def _activate(x, bias, gain, shift, relu):
+    """Bias, norm and ReLU of every row, in place."""
+    rows, size = x.shape
+    for row in range(rows):
+        for column in range(size):
+            x[row, column] += bias[column]
+        if gain.shape[0]:
+            mean = np.float32(0.0)
+            for column in range(size):
+                mean += x[row, column]
+            mean /= np.float32(size)
+            variance = np.float32(0.0)
+            for column in range(size):
+                variance += (x[row, column] - mean) ** 2
+            scale = np.float32(1.0) / np.sqrt(variance / np.float32(size) + np.float32(NORM_EPSILON))
+            for column in range(size):
+                x[row, column] = (x[row, column] - mean) * scale * gain[column] + shift[column]
+        if relu:
+            for column in range(size):
+                x[row, column] = max(x[row, column], np.float32(0.0))
+
+
+@njit(**JIT)
+def _mlp(x, weights, layout, first, last, linear_output):
+    """The layers first … last - 1 on rows x."""
+    for layer in range(first, last):
+        weight, outputs, inputs, bias, gain, shift = layout[layer]
+        x = np.dot(x, weights[weight : weight + outputs * inputs].reshape(outputs, inputs).T)
+        own_gain = weights[gain : gain + outputs] if gain >= 0 else weights[:0]
+        own_shift = weights[shift : shift + outputs] if gain >= 0 else weights[:0]
+        is_hidden = layer < last - 1 or not linear_output
+        _activate(x, weights[bias : bias + outputs], own_gain, own_shift, is_hidden)
+    return x
+
+
+@njit(**JIT)
+def _means(logits, bins, out):
+    """The inverse transform of the expected bin of each row."""
+    rows, size = logits.shape
+    for row in range(rows):
+        highest = logits[row, 0]
+        for column in range(1, size):
+            highest = max(highest, logits[row, column])
+        total, mean = np.float32(0.0), np.float32(0.0)
+        for column in range(size):
+            weight = np.exp(logits[row, column] - highest)
+            total += weight
+            mean += weight * bins[column]
+        y = np.float64(mean / total)
+        root = (np.sqrt(1.0 + 4.0 * EPSILON * (abs(y) + 1.0 + EPSILON)) - 1.0) / (2.0 * EPSILON)
+        out[row] = np.sign(y) * (root * root - 1.0)
+
+
+@njit(**JIT)
+def advance(given, weights, layout, starts, reward_bins, value_bins, latent, reward, policy, value):
+    """Latent and action [rows, latent + action] to what follows: latent, reward, policy outputs, value."""
+    rows, size = latent.shape
+    change = _mlp(given, weights, layout, starts[0], starts[1], True)
+    for row in range(rows):
+        low, high = np.float32(np.inf), np.float32(-np.inf)
+        for column in range(size):
+            own = change[row, column] + given[row, column]
+            latent[row, column] = own
+            low, high = min(low, own), max(high, own)
+        scale = np.float32(1.0) / max(high - low, np.float32(TINY))
+        for column in range(size):
+            latent[row, column] = (latent[row, column] - low) * scale
+    _means(_mlp(latent, weights, layout, starts[1], starts[2], True), reward_bins, reward)
+    features = _mlp(latent, weights, layout, starts[2], starts[3], False)
+    outputs = _mlp(features, weights, layout, starts[3], starts[4], True)
+    for row in range(rows):
+        for column in range(policy.shape[1]):
+            policy[row, column] = outputs[row, column]
+    _means(_mlp(features, weights, layout, starts[4], starts[5], True), value_bins, value)
+
+
+@njit(**JIT)
+def _given(latents, node, action, given):
+    """The latents of some nodes with the one-hots of their actions."""
+    size = latents.shape[2]
+    for row in range(given.shape[0]):  # item by item: assigned slices take seconds to compile
+        for column in range(size):
+            given[row, column] = latents[node[row], row, column]
+        for column in range(size, given.shape[1]):
+            given[row, column] = np.float32(column == size + action[row])
+
+
+@njit(**JIT)
+def _priors(policy, prior):
+    """The softmax of each row."""
+    for row in range(policy.shape[0]):
+        highest, total = policy[row, 0], np.float32(0.0)
+        for edge in range(1, policy.shape[1]):
+            highest = max(highest, policy[row, edge])
+        for edge in range(policy.shape[1]):
+            prior[row, edge] = np.exp(policy[row, edge] - highest)
+            total += prior[row, edge]
+        for edge in range(policy.shape[1]):
+            prior[row, edge] /= total
+
+
+@njit(**JIT)
+def _extend(new, discounts, edges, bounds, chosen, links, learns_bounds, model, latents):
+    """Take the chosen edges in the model and add what follows."""
+    logits, prior = edges[0], edges[1]
+    node, action = chosen
+    roots, _, actions = logits.shape
+    given = np.empty((roots, latents.shape[2] + actions), np.float32)
+    policy = np.empty((roots, actions), np.float32)
+    reward, value = np.empty(roots, np.float32), np.empty(roots, np.float32)
+    _given(latents, node, action, given)
+    weights, layout, starts, reward_bins, value_bins = model
+    advance(given, weights, layout, starts, reward_bins, value_bins, latents[new], reward, policy, value)
+    _priors(policy, prior[:, new])
+    trees.expand(new, (reward, discounts, policy, value), edges, bounds, chosen, links, learns_bounds)
+
+
+@njit(**JIT)
+def search_puct(simulations, discount, edges, bounds, legal, rule, chosen, links, learns_bounds, model, latents):
+    discounts = np.empty(legal.shape[0], np.float32)
+    for root in range(legal.shape[0]):
+        discounts[root] = discount
+    for new in range(1, simulations + 1):
+        trees.select_puct(edges, bounds, legal, rule, chosen)
+        _extend(new, discounts, edges, bounds, chosen, links, learns_bounds, model, latents)
+
+
+@njit(**JIT)
+def search_gumbel(simulations, discount, edges, bounds, legal, rule, chosen, links, learns_bounds, model, latents):
+    discounts = np.empty(legal.shape[0], np.float32)
+    for root in range(legal.shape[0]):
+        discounts[root] = discount
+    for new in range(1, simulations + 1):
+        trees.select_gumbel(edges, bounds, legal, rule, chosen)
+        _extend(new, discounts, edges, bounds, chosen, links, learns_bounds, model, latents)
