@@ -1,0 +1,1 @@
+"""Evolution strategies over a flat parameter vector, and the trials of their populations."""
