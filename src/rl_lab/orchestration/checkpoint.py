@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ import torch
 
 from rl_lab.data_sources.base import DataSource
 from rl_lab.errors import CheckpointError
-from rl_lab.orchestration.run_directory import read_json
+from rl_lab.orchestration.files import read_json
 
 VERSION = 1
 MANIFEST, AGENT_FILE, TRAINING_FILE, SOURCES = "manifest.json", "agent.pt", "training.pt", "sources"
 AGENT_KEYS = ("components", "controllers", "workflow_state")  # what it takes to act
 BEST = "best"
+_MANIFEST_KEYS = {"version": int, "workflow": str, "step": int, "files": dict}
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,23 @@ class CheckpointManager:
         for number in [number for number in found if number > step] + [n for n in found if n <= step][: -self.keep]:
             shutil.rmtree(found[number], ignore_errors=True)
 
+    def forget_after(self, step: int) -> None:
+        """Remove what is younger than `step`, which the run went back to: it belongs to a future that was given up."""
+        found = self.available()
+        if step in found:
+            self._point_latest(found[step])
+        for number, path in found.items():
+            if number > step:
+                shutil.rmtree(path, ignore_errors=True)
+        best = self.best()
+        if best is not None and not self._step_of(best) <= step:
+            shutil.rmtree(best, ignore_errors=True)
+
+    def _step_of(self, path: Path) -> float:
+        """The step that a manifest states; infinite where it states none."""
+        step = (read_json(path / MANIFEST) or {}).get("step")
+        return step if isinstance(step, int) else math.inf
+
     # Finding ----------------------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
@@ -150,6 +169,13 @@ class CheckpointManager:
                 found[int(number)] = path
         return dict(sorted(found.items()))
 
+    def newest_first(self) -> list[Path]:
+        """The checkpoints to go back to: `latest`, then the older ones."""
+        latest = self.latest()
+        steps = list(self.available().values())
+        older = steps[: steps.index(latest)] if latest in steps else steps
+        return [*([latest] if latest is not None else []), *reversed([path for path in older if path != latest])]
+
     def latest(self) -> Path | None:
         """The newest checkpoint: where `latest` points, or the highest step where that link is missing."""
         link = self.folder / "latest"
@@ -170,19 +196,24 @@ class CheckpointManager:
         if path is None:
             raise CheckpointError(f"There is no checkpoint in {self.folder}: the run was stopped before its first one.")
         manifest = self._verified_manifest(path, agent_only=agent_only)
-        state = self._read(path, AGENT_FILE)
+        state = self._read(path, AGENT_FILE, AGENT_KEYS)
         sources: dict[str, Any] = {}
         if not agent_only:
-            training = self._read(path, TRAINING_FILE)
+            training = self._read(path, TRAINING_FILE, ("state", "sources"))
             state, sources = {**state, **training["state"]}, training["sources"]
-        return Checkpoint(path, manifest["workflow"], int(manifest["step"]), state, sources)
+        return Checkpoint(path, manifest["workflow"], manifest["step"], state, sources)
 
     def _verified_manifest(self, path: Path, *, agent_only: bool) -> dict[str, Any]:
         manifest = read_json(path / MANIFEST)
         if manifest is None:
             how = "is missing" if not (path / MANIFEST).exists() else "is damaged"
             raise CheckpointError(f"{path / MANIFEST} {how}, so this is no whole checkpoint.{self._fallback(path)}")
-        if int(manifest["version"]) > VERSION:
+        for key, kind in _MANIFEST_KEYS.items():
+            if not isinstance(manifest.get(key), kind):
+                raise CheckpointError(
+                    f"{path / MANIFEST} is damaged: '{key}' is {manifest.get(key)!r}.{self._fallback(path)}"
+                )
+        if manifest["version"] > VERSION:
             raise CheckpointError(
                 f"{path} has checkpoint version {manifest['version']}; this RL Lab reads up to {VERSION}."
                 " Update RL Lab."
@@ -198,17 +229,23 @@ class CheckpointManager:
             )
         files: dict[str, Any] = manifest["files"]
         for name in [AGENT_FILE] if agent_only else list(files):
-            problem = _file_problem(path / name, files[name])
+            problem = _file_problem(path / name, files.get(name))
             if problem:
                 raise CheckpointError(f"{path / name} {problem}.{self._fallback(path)}")
         return manifest
 
-    def _read(self, path: Path, name: str) -> dict[str, Any]:
+    def _read(self, path: Path, name: str, keys: Sequence[str]) -> dict[str, Any]:
         try:
-            value: dict[str, Any] = torch.load(path / name, map_location="cpu", weights_only=True)
+            value: Any = torch.load(path / name, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many kinds for a damaged file
-            raise CheckpointError(f"{path / name} cannot be read: {error}.{self._fallback(path)}") from error
-        return value
+            text = " ".join(str(error).split())[:300]
+            raise CheckpointError(f"{path / name} cannot be read: {text}.{self._fallback(path)}") from error
+        missing = [key for key in keys if not isinstance(value, dict) or not isinstance(value.get(key), dict)]
+        if missing:
+            raise CheckpointError(
+                f"{path / name} is not what a checkpoint holds: it has no '{missing[0]}'.{self._fallback(path)}"
+            )
+        return dict(value)
 
     def _fallback(self, path: Path) -> str:
         older = [str(other) for other in self.available().values() if other.resolve() != path.resolve()]
@@ -239,13 +276,15 @@ def _checksum(path: Path) -> str:
     return f"{value:08x}"
 
 
-def _file_problem(path: Path, entry: Mapping[str, Any]) -> str | None:
+def _file_problem(path: Path, entry: Any) -> str | None:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("bytes"), int):
+        return "is not described in the manifest, which is damaged"
     if not path.is_file():
         return "is missing"
     size = path.stat().st_size
     if size != entry["bytes"]:
         return f"is truncated: {size} bytes instead of {entry['bytes']}" if size < entry["bytes"] else "has grown"
-    if _checksum(path) != entry["crc32"]:
+    if _checksum(path) != entry.get("crc32"):
         return "is damaged: its checksum does not match"
     return None
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError, NonFiniteError, nearest
 from rl_lab.metrics.values import Metrics, TensorMetrics
@@ -35,6 +35,17 @@ def first_bad(metrics: Metrics) -> str | None:
         if not (bool(torch.isfinite(value).all()) if isinstance(value, Tensor) else math.isfinite(value)):
             return name
     return None
+
+
+def nonfinite_parameter(modules: Mapping[str, nn.Module]) -> str | None:
+    """The first parameter that holds NaN or infinity (`actor.head.weight`). One sum a tensor, one read of the device: a
+    sum of what is not finite is not finite, and one that overflows is looked at again."""
+    named = {
+        f"{name}.{own}": value.detach() for name, module in modules.items() for own, value in module.named_parameters()
+    }
+    if not named or bool(torch.stack([value.sum() for value in named.values()]).isfinite().all()):
+        return None
+    return next((name for name, value in named.items() if not bool(value.isfinite().all())), None)
 
 
 class NonFiniteGuard:
@@ -65,14 +76,28 @@ class NonFiniteGuard:
         if self.policy == "skip":
             self.skipped += 1
             return "skip"
+        return self._rollback_or_stop(
+            message,
+            "Lower the learning rate or look at the batch; training.on_nonfinite=skip leaves such updates out,"
+            " =rollback goes back to the last checkpoint.",
+        )
+
+    def handle_parameter(self, name: str, *, updates: int, env_steps: int) -> None:
+        """Report a parameter that a finite gradient made infinite, before it is saved; returns where the run goes back
+        to its last checkpoint. Leaving updates out helps no more."""
+        message = (
+            f"The parameter {name} is NaN or infinite after update {updates} (env step {env_steps}), so no checkpoint"
+            " was written: those before it stand."
+        )
+        self._run.event("nonfinite", message, env_steps)
+        self._rollback_or_stop(message, "Lower the learning rate; training.on_nonfinite=rollback goes back by itself.")
+
+    def _rollback_or_stop(self, message: str, advice: str) -> Policy:
         if self.policy == "rollback" and self.rollbacks < MAX_ROLLBACKS:
             self.rollbacks += 1
             return "rollback"
         tried = f" {self.rollbacks} rollbacks did not help." if self.rollbacks else ""
-        raise NonFiniteError(
-            f"{message}{tried} Lower the learning rate or look at the batch; training.on_nonfinite=skip leaves such"
-            " updates out, =rollback goes back to the last checkpoint."
-        )
+        raise NonFiniteError(f"{message}{tried} {advice}")
 
     def _save_batch(self, batch: Batch, updates: int) -> Path:
         folder = self._run.path / "nonfinite"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import time
 from collections.abc import Callable, Sequence
@@ -10,27 +9,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from torch import nn
+
+from rl_lab.components.acting import Acts
 from rl_lab.data_sources.base import DataSource
 from rl_lab.environments.base import SeedStream, VectorEnv
-from rl_lab.errors import CheckpointError, ConfigError, RLLabError
+from rl_lab.errors import ConfigError, RLLabError
 from rl_lab.metrics.console import RunConsole
 from rl_lab.metrics.logger import MetricsLogger
 from rl_lab.metrics.values import Metrics
 from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointManager
 from rl_lab.orchestration.completion import complete
+from rl_lab.orchestration.conditions import ConditionWatch
 from rl_lab.orchestration.evaluation import EvaluationResult, evaluate
-from rl_lab.orchestration.nonfinite import NonFiniteGuard, Policy, first_bad
+from rl_lab.orchestration.files import NO_ROOM
+from rl_lab.orchestration.nonfinite import NonFiniteGuard, Policy, first_bad, nonfinite_parameter
 from rl_lab.orchestration.phase_records import Phase
 from rl_lab.orchestration.recorder import Recorder
+from rl_lab.orchestration.recovery import resume, roll_back
 from rl_lab.orchestration.run_directory import RunDirectory
-from rl_lab.orchestration.run_state import agent_state, gather_state, restore_state, vary_random_streams
+from rl_lab.orchestration.run_state import agent_state, gather_state, restore_state
 from rl_lab.orchestration.scheduler import Action, PhaseScheduler
 from rl_lab.orchestration.signals import StopSignal
 from rl_lab.records import Batch, CollectResult
 from rl_lab.workflows.base import Workflow
-from rl_lab.workflows.context import PhaseView, WorkflowContext
+from rl_lab.workflows.context import HookResult, PhaseView, WorkflowContext
 
-_PREFIXES = {"update_controller": "controller"}  # the metrics of other updates go under train/
+_PREFIXES = {"update_controller": "controller", "distill": "controller"}  # the metrics of other updates go under train/
 STATUS_EVERY_S = 0.25
 _DURING_STEPS = ("collect", "update")  # what may happen while the environments are at a step (training.overlap)
 _ACTIVITY = {"collect": "collecting", "update": "updating", "evaluate": "evaluating"}
@@ -44,7 +49,7 @@ class EvalEnvsFactory(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
-    """What the loop takes from the configuration."""
+    """The loop's share of the configuration."""
 
     total_timesteps: int
     log_every: int = 500  # env steps (updates in phases that collect nothing)
@@ -55,6 +60,7 @@ class LoopSettings:
     on_nonfinite: Policy = "stop"
     best_metric: str | None = None  # checkpoint.best: keep the agent whose evaluation was highest in this
     select: Literal["last", "best"] = "last"  # evaluation.select: which agent plays the final episodes
+    controller: str | None = None  # evaluation.controller: the role that plays evaluations; None: the agent itself
 
 
 class Orchestrator:
@@ -83,8 +89,9 @@ class Orchestrator:
         )
         self.guard = NonFiniteGuard(policy=settings.on_nonfinite, run=run, workflow=workflow)
         self.signal = StopSignal()
-        self._spec = workflow.batch_spec()
-        if self._spec is None and any(phase.updates for phase in phases):
+        self._views = {phase.name: _view(phase) for phase in phases}
+        self.batch_specs = {phase.name: workflow.phase_batch_spec(self._views[phase.name]) for phase in phases}
+        if any(phase.updates and self.batch_specs[phase.name] is None for phase in phases):
             raise ConfigError(
                 f"The workflow '{workflow.name}' has update hooks in its phases but states no batch_spec."
             )
@@ -94,17 +101,23 @@ class Orchestrator:
             for hook in phase.hooks
             if hook.kind in ("update", "own")
         }
-        self._views = {phase.name: _view(phase) for phase in phases}
         if context.overlap:
             self._check_overlap(phases)
         self._flight: str | None = None  # the phase that began the step which the environments are at
         self._plans_phases = type(workflow).plan_phase is not Workflow.plan_phase
+        self.modules = {
+            name: part
+            for name, part in [*context.components.items(), *context.controllers.items()]
+            if isinstance(part, nn.Module)
+        }
         self._checks_each_update = context.device.type == "cpu"  # elsewhere a check would wait for the device
         self._periodic_envs: VectorEnv | None = context.eval_envs
         self._batch: Batch | None = None
-        self._best_score: float | None = None
+        self.best_score: float | None = None
+        self._watch = ConditionWatch()
+        self.gone_back_to: set[str] = set()  # checkpoints that rollbacks have tried
         # The clock counts env steps, and updates in phases that collect nothing: what logs and checkpoints go by.
-        self._clock = 0
+        self.clock = 0
         self._next_log, self._next_checkpoint = settings.log_every, settings.checkpoint_every
         self._next_due = min(self._next_log, self._next_checkpoint)
 
@@ -116,14 +129,15 @@ class Orchestrator:
         with self.signal:
             try:
                 self._loop()
-                self.save()
+                while self.save() is None:  # it went back to an earlier checkpoint
+                    self._loop()
                 completed = self.signal.received is None and complete(self)
             except KeyboardInterrupt:  # a second Ctrl-C: at once, without a checkpoint
                 run.finish("interrupted", "stopped at once; the last checkpoint stands")
                 return 130
             except BaseException as error:
                 run.finish("failed", f"{type(error).__name__}: {error}")
-                if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                if isinstance(error, OSError) and error.errno in NO_ROOM:
                     raise self._disk_full(error) from error
                 raise
             if completed:
@@ -133,6 +147,11 @@ class Orchestrator:
                 f"Interrupted and saved. Go on with: rl-lab train training.resume_path={run.path}"
             )
             return self.signal.exit_code
+
+    @property
+    def learns_nothing(self) -> bool:
+        """Whether the run was to learn and has made no update."""
+        return self.scheduler.updates == 0 and any(phase.updates for phase in self.scheduler.phases)
 
     def _disk_full(self, error: OSError) -> RLLabError:
         last = self.checkpoints.latest()
@@ -170,7 +189,7 @@ class Orchestrator:
             if action is None or action.new_batch or action.kind != "update":  # no batch is half used
                 if signal.received is not None:
                     return
-                if self._clock >= self._next_due:
+                if self.clock >= self._next_due:
                     self._on_due()
                     continue  # a rollback or a condition may have changed what comes next
                 if self._plans_phases and self._jumped():
@@ -190,7 +209,7 @@ class Orchestrator:
                     advance(action)
                     continue
                 advance(action, steps=result.env_steps)
-                self._clock += result.env_steps
+                self.clock += result.env_steps
                 self._take_in(result, source)
                 if overlap:
                     self._flight = phase.name if workflow.in_flight else None
@@ -234,17 +253,26 @@ class Orchestrator:
             if self._evaluate():
                 self.scheduler.advance(action)
         else:
-            metrics = self._hooks[action.hook](phase=view)
-            if metrics:
-                self.recorder.accumulator.add("workflow", metrics)
-            self.scheduler.advance(action)
+            self._own(action, view)
+
+    def _own(self, action: Action, view: PhaseView) -> None:
+        """A hook of the workflow's own. Long ones do a part of their work in each call, so that a run can be saved."""
+        answer = self._hooks[action.hook](phase=view)
+        result = answer if isinstance(answer, HookResult) else HookResult(answer or {})
+        if result.metrics:
+            self.recorder.accumulator.add("workflow", result.metrics)
+        self.scheduler.advance(action, steps=result.env_steps, updates=result.updates, finished=result.finished)
+        self.clock += result.env_steps or result.updates
+        if result.log:
+            self.log()
 
     def _update(self, action: Action, view: PhaseView) -> None:
         scheduler = self.scheduler
         if action.new_batch:
             assert action.phase.data_source is not None
-            assert self._spec is not None
-            self._batch = self.context.data_sources[action.phase.data_source].sample(self._spec)
+            spec = self.batch_specs[action.phase.name]
+            assert spec is not None
+            self._batch = self.context.data_sources[action.phase.data_source].sample(spec)
         metrics: Metrics = self._hooks[action.hook](self._batch, phase=view)
         prefix = _PREFIXES.get(action.hook, "train")
         bad = first_bad(metrics) if self._checks_each_update else None
@@ -254,10 +282,11 @@ class Orchestrator:
             return
         scheduler.advance(action, updates=1)
         if not action.phase.collects:
-            self._clock += 1
+            self.clock += 1
 
     def _source_ready(self, name: str) -> bool:
-        return self._spec is None or self.context.data_sources[name].ready(self._spec)
+        spec = self.batch_specs[self.scheduler.current_phase().name]
+        return spec is None or self.context.data_sources[name].ready(spec)
 
     def _jumped(self) -> bool:
         name = self.workflow.plan_phase(self.scheduler.env_steps)
@@ -269,22 +298,24 @@ class Orchestrator:
     # What is due now and then -----------------------------------------------------------------------------------------
 
     def _on_due(self) -> None:
-        if self._clock >= self._next_log:
+        if self.clock >= self._next_log:
             every = self.settings.log_every
-            self._next_log = self._clock - self._clock % every + every
+            self._next_log = self.clock - self.clock % every + every
             self.log()
-        if self._clock >= self._next_checkpoint:
+        if self.clock >= self._next_checkpoint:
             every = self.settings.checkpoint_every
-            self._next_checkpoint = self._clock - self._clock % every + every
+            self._next_checkpoint = self.clock - self.clock % every + every
             self.save()
         self._next_due = min(self._next_log, self._next_checkpoint)
 
     def log(self) -> None:
         """Write a row of metrics, and show it to the phase's condition."""
+        self.run_directory.require_present()
         self.workflow.log_metrics(self.scheduler.env_steps, self.recorder.logger)
         extra = {"train/skipped_updates": float(self.guard.skipped)} if self.guard.policy == "skip" else {}
         values = self.recorder.row(extra)
         self.scheduler.observe(values)
+        self._watch.look(self.scheduler.current_phase(), values)
         if not self._checks_each_update:
             learned = {name: value for name, value in values.items() if name.startswith(("train/", "controller/"))}
             bad = first_bad(learned)
@@ -296,25 +327,8 @@ class Orchestrator:
             metric, self._batch, updates=self.scheduler.updates + 1, env_steps=self.scheduler.env_steps
         )
         if decision == "rollback":
-            self._roll_back()
+            roll_back(self)
         return decision
-
-    def _roll_back(self) -> None:
-        path = self.checkpoints.latest()
-        if path is None:
-            raise CheckpointError(
-                "training.on_nonfinite=rollback: there is no checkpoint to go back to yet. Lower checkpoint.every."
-            )
-        attempt = self.guard.rollbacks
-        self._restore(self.checkpoints.load(path), keep_wall=True)
-        vary_random_streams(self.context.seed, attempt)
-        if self._spec is not None:
-            for source in self.context.data_sources.values():  # other batches than those that led here
-                for _ in range(attempt):
-                    if source.ready(self._spec):
-                        source.sample(self._spec)
-        self.run_directory.event("rollback", f"went back to {path.name} (rollback {attempt})", self.scheduler.env_steps)
-        self.recorder.console.message(f"A loss was not finite: went back to {path.name} (rollback {attempt}).")
 
     # Evaluating -------------------------------------------------------------------------------------------------------
 
@@ -324,7 +338,7 @@ class Orchestrator:
         if self._periodic_envs is None:
             self._periodic_envs = self.eval_envs("eval", render=False)
         result = evaluate(
-            self.workflow,
+            self.evaluated,
             self._periodic_envs,
             self.settings.episodes,
             seed=self.context.seed,
@@ -337,10 +351,16 @@ class Orchestrator:
         self.report_evaluation(result)
         return True
 
+    @property
+    def evaluated(self) -> Acts:
+        """Who plays the evaluations."""
+        return self.workflow.who_acts(self.settings.controller)
+
     def report_evaluation(self, result: EvaluationResult) -> None:
         metrics = result.metrics()
         self.recorder.write(metrics)
         self.scheduler.observe(metrics)
+        self._watch.look(self.scheduler.current_phase(), metrics)
         step, mean = self.scheduler.env_steps, result.return_mean
         self.recorder.console.message(
             f"step {step}: evaluation return {mean:.1f} ± {result.return_std:.1f} ({len(result.returns)} episodes)"
@@ -352,49 +372,49 @@ class Orchestrator:
             raise ConfigError(
                 f"checkpoint.best is '{name}', which no evaluation reports: use one of {', '.join(metrics)}."
             )
-        if self._best_score is None or metrics[name] >= self._best_score:  # of equals the later
-            self._best_score = metrics[name]
-            self.checkpoints.save_best(self._clock, agent_state(self.workflow, self.context), metrics[name])
+        if self.best_score is None or metrics[name] >= self.best_score:  # of equals the later
+            self.best_score = metrics[name]
+            if nonfinite_parameter(self.modules) is None:
+                self.checkpoints.save_best(self.clock, agent_state(self.workflow, self.context), metrics[name])
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
-    def save(self) -> Path:
-        """Write a checkpoint of the run as it stands."""
+    def save(self) -> Path | None:
+        """Write a checkpoint of the run as it stands. None where its parameters are not finite and it went back."""
+        self.run_directory.require_present()
         self.recorder.console.activity("saving a checkpoint")
+        bad = nonfinite_parameter(self.modules)
+        if bad is not None:
+            self.guard.handle_parameter(bad, updates=self.scheduler.updates, env_steps=self.scheduler.env_steps)
+            roll_back(self)
+            return None
         state = gather_state(self.workflow, self.context, self.scheduler)
         state["loop"] = {
-            "clock": self._clock,
+            "clock": self.clock,
             "next_log": self._next_log,
             "next_checkpoint": self._next_checkpoint,
-            "best_score": self._best_score,
+            "best_score": self.best_score,
             "flight": self._flight,
             "guard": self.guard.state_dict(),
             "recorder": self.recorder.state_dict(),
         }
-        return self.checkpoints.save(self._clock, state, self.context.data_sources)
+        path = self.checkpoints.save(self.clock, state, self.context.data_sources)
+        self.gone_back_to.discard(path.name)  # a new one under an old name
+        return path
 
     def resume(self, path: Path | None = None) -> bool:
-        """Go back to a checkpoint (the latest). False where there is none yet: the run then starts anew."""
-        self.checkpoints.recover()
-        path = path or self.checkpoints.latest()
-        recorder, run = self.recorder, self.run_directory
-        if path is None:
-            recorder.logger.truncate(0)
-            run.truncate_events(0)
-            run.event("resume", "there was no checkpoint yet: started from the beginning", 0)
-            return False
-        self._restore(self.checkpoints.load(path))
-        run.event("resume", f"went on from {path.name}", self.scheduler.env_steps)
-        return True
+        """Go back to a checkpoint (the latest sound one). False where there is none yet: the run then starts anew."""
+        return resume(self, path)
 
-    def _restore(self, checkpoint: Checkpoint, *, keep_wall: bool = False) -> None:
+    def restore(self, checkpoint: Checkpoint, *, keep_wall: bool = False) -> None:
+        """Stand where the checkpoint stood. `keep_wall`: the time that was spent since then counts (rollback)."""
         restore_state(checkpoint, self.workflow, self.context, self.scheduler)
         loop, settings = checkpoint.state["loop"], self.settings
-        self._clock, self._best_score, self._flight = loop["clock"], loop["best_score"], loop.get("flight")
+        self.clock, self.best_score, self._flight = loop["clock"], loop["best_score"], loop.get("flight")
         # A shorter interval than the saved one takes effect at once; what was due already stays due.
-        self._next_log = min(loop["next_log"], self._clock - self._clock % settings.log_every + settings.log_every)
+        self._next_log = min(loop["next_log"], self.clock - self.clock % settings.log_every + settings.log_every)
         every = settings.checkpoint_every
-        self._next_checkpoint = min(loop["next_checkpoint"], self._clock - self._clock % every + every)
+        self._next_checkpoint = min(loop["next_checkpoint"], self.clock - self.clock % every + every)
         self._next_due = min(self._next_log, self._next_checkpoint)
         self.guard.load_state_dict(loop["guard"])
         self.recorder.load_state_dict(loop["recorder"], keep_wall=keep_wall)
@@ -402,6 +422,7 @@ class Orchestrator:
 
     def close(self) -> None:
         """Close the environments, data sources, log and console of the run."""
+        self.workflow.close()
         for envs in (self.context.train_envs, self._periodic_envs):
             if envs is not None:
                 envs.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rl_lab.errors import ConfigError, nearest
+from rl_lab.orchestration.conditions import check_metric
 from rl_lab.orchestration.phase_records import COLLECTING_TYPES, END, PLACE, Phase, PhaseNames
 
 
@@ -70,6 +71,12 @@ def _check_references(phase: Phase, place: str, names: PhaseNames, index_of: dic
     source, role = phase.data_source, phase.controller_role
     if source is not None and source not in names.data_sources:
         raise ConfigError(f"{place}.data_source is '{source}': no such source.{nearest(source, names.data_sources)}")
+    if phase.collects and source in names.read_only:
+        others = [name for name in names.data_sources if name not in names.read_only]
+        raise ConfigError(
+            f"{place} collects into '{source}', which takes no records. Name another data_source"
+            f" ({', '.join(sorted(others)) or 'none is there'}), or a mixture of both."
+        )
     if source is None and phase.updates:
         raise ConfigError(
             f"{place} has update hooks and no data_source. Name one of:"
@@ -81,6 +88,8 @@ def _check_references(phase: Phase, place: str, names: PhaseNames, index_of: dic
     for key, target in targets.items():
         if target is not None and target != END and target not in index_of:
             raise ConfigError(f"{key} is '{target}': no phase has that name.{nearest(str(target), [*index_of, END])}")
+    if phase.until is not None:
+        check_metric(phase.until.metric, f"{place}.until")
     if phase.until is not None and phase.until.metric.startswith("eval/") and not phase.evaluates:
         raise ConfigError(
             f"{place}.until waits for {phase.until.metric}, but the phase never evaluates. Add evaluate to its hooks."
@@ -120,15 +129,29 @@ def _check_loops(phases: Sequence[Phase], edges: list[set[int]]) -> None:
 def _check_filled(phases: Sequence[Phase], names: PhaseNames, edges: list[set[int]]) -> None:
     """Whatever an update samples from must be filled before or in its phase."""
     for index, phase in enumerate(phases):
-        source = phase.data_source
-        if not phase.updates or source is None or source in names.prefilled:
+        if not phase.updates or phase.data_source is None:
             continue
-        fillers = [at for at, other in enumerate(phases) if other.collects and other.data_source == source]
-        if not any(at == index or index in _reachable(at, edges) for at in fillers):
-            raise ConfigError(
-                f"{PLACE}[{index}] ('{phase.name}') samples from '{source}', which no phase fills before it: add a"
-                f" phase that collects into {source}, or name a data source that holds data already."
-            )
+        for source in _origins(phase.data_source, names):
+            fillers = [
+                at
+                for at, other in enumerate(phases)
+                if other.collects and other.data_source is not None and source in _origins(other.data_source, names)
+            ]
+            if not any(at == index or index in _reachable(at, edges) for at in fillers):
+                raise ConfigError(
+                    f"{PLACE}[{index}] ('{phase.name}') samples from '{source}', which no phase fills before it: add a"
+                    f" phase that collects into {source}, or name a data source that holds data already."
+                )
+
+
+def _origins(source: str, names: PhaseNames, seen: tuple[str, ...] = ()) -> list[str]:
+    """The sources that must be filled by collecting before `source` has data: itself, or those that it draws from."""
+    if source in seen:
+        raise ConfigError(f"data_sources: {' → '.join([*seen, source])} draw from each other in a circle.")
+    parts = names.parts.get(source)
+    if not parts:
+        return [] if source in names.prefilled else [source]
+    return [origin for part in parts for origin in _origins(part, names, (*seen, source))]
 
 
 def _reachable(start: int, edges: list[set[int]]) -> set[int]:

@@ -19,7 +19,7 @@ PLACE = "training.phases"
 
 @dataclass(frozen=True)
 class Amount:
-    """So many env steps, updates or cycles."""
+    """A number of env steps, updates or cycles."""
 
     value: int
     unit: Unit
@@ -90,12 +90,15 @@ class Phase:
 
 @dataclass(frozen=True)
 class PhaseNames:
-    """What phases may refer to, and the defaults that the rest of the configuration gives."""
+    """Names that phases may refer to, and defaults from the rest of the configuration."""
 
     update_hooks: tuple[str, ...]  # the workflow's own
     other_hooks: tuple[str, ...] = ()
+    named_hooks: tuple[str, ...] = ()  # updates that run only where a phase names them
     data_sources: Collection[str] = ("replay",)
     prefilled: Collection[str] = ()  # sources that hold data before the run starts
+    parts: Mapping[str, Collection[str]] = field(default_factory=dict)  # what a source itself draws from
+    read_only: Collection[str] = ()  # sources that no phase can collect into
     roles: Collection[str] = ("random",)  # what `controller` may name
     default_ratio: float = 1.0  # updates per env step where the phase does not say
     evaluate_every: int | None = None  # evaluation.every: the frequency of a bare `evaluate`
@@ -103,6 +106,6 @@ class PhaseNames:
     @property
     def kinds(self) -> dict[str, HookKind]:
         kinds: dict[str, HookKind] = {"collect": "collect", "evaluate": "evaluate"}
-        kinds.update(dict.fromkeys(self.update_hooks, "update"))
+        kinds.update(dict.fromkeys((*self.update_hooks, *self.named_hooks), "update"))
         kinds.update(dict.fromkeys(self.other_hooks, "own"))
         return kinds

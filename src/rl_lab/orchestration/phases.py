@@ -77,13 +77,15 @@ def _parse_phase(entry: Any, place: str, index: int, names: PhaseNames) -> Phase
     type_ = entry.get("type", "online")
     if type_ not in PHASE_TYPES:
         raise ConfigError(f"{place}.type is {type_!r}: not a phase type.{nearest(str(type_), PHASE_TYPES)}")
-    name = entry.get("name") or f"{type_}_{index}"
-    if not isinstance(name, str) or name == END:
-        raise ConfigError(f"{place}.name is {name!r}: expected a text other than '{END}', which ends the run.")
+    name = entry["name"] if entry.get("name") is not None else f"{type_}_{index}"
+    if not isinstance(name, str) or not name.strip() or name == END:
+        raise ConfigError(
+            f"{place}.name is {name!r}: expected a text, which is not empty and not '{END}', which ends the run."
+        )
     hooks = _parse_hooks(entry.get("workflow_hooks"), place, type_, names)
     role = _either(entry, "controller", "controller_role", place)
     source = _either(entry, "buffer", "data_source", place)
-    needs_source = any(hook.kind in ("collect", "update") for hook in hooks)
+    needs_source = any(hook.kind != "evaluate" for hook in hooks)
     return Phase(
         name=name,
         type=type_,
@@ -94,8 +96,14 @@ def _parse_phase(entry: Any, place: str, index: int, names: PhaseNames) -> Phase
         repeat=_positive(entry.get("repeat", 1), f"{place}.repeat", "how many times the phase runs in a row"),
         until=_parse_until(entry["until"], f"{place}.until") if entry.get("until") is not None else None,
         next=entry.get("next"),
-        options=dict(entry.get("options") or {}),
+        options=_options(entry.get("options"), f"{place}.options"),
     )
+
+
+def _options(value: Any, place: str) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{place} is {value!r}: expected a mapping.")
+    return dict(value or {})
 
 
 def _default_source(names: PhaseNames) -> str | None:
@@ -164,14 +172,16 @@ def _parse_duration(entry: Mapping[str, Any], place: str, type_: PhaseType) -> A
 
 
 def _default_hooks(type_: PhaseType, names: PhaseNames) -> tuple[Hook, ...]:
-    """What a phase without `workflow_hooks` runs."""
+    """The hooks of a phase without `workflow_hooks`."""
     ratio = Fraction(names.default_ratio).limit_denominator(10**6)
+    # The joint update is the algorithm; the hooks beside it do a part of it each, for curricula.
+    learning = ("update",) if "update" in names.update_hooks else names.update_hooks
     if type_ == "eval_only":
         return (Hook("evaluate", "evaluate"),)
     if type_ == "offline":
-        return tuple(Hook(name, "update") for name in names.update_hooks)
+        return tuple(Hook(name, "update") for name in learning)
     learns = type_ == "online" and ratio > 0
-    updates = tuple(Hook(name, "update", ratio=ratio) for name in names.update_hooks) if learns else ()
+    updates = tuple(Hook(name, "update", ratio=ratio) for name in learning) if learns else ()
     return (Hook("collect", "collect"), *updates)
 
 

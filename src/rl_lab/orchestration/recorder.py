@@ -8,7 +8,7 @@ from typing import Any
 
 from rl_lab.metrics.accumulator import MetricAccumulator
 from rl_lab.metrics.console import RunConsole, RunStatus
-from rl_lab.metrics.logger import MetricsLogger
+from rl_lab.metrics.logger import DAMAGED, MetricsLogger
 from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.orchestration.scheduler import PhaseScheduler
 from rl_lab.records import EpisodeSummary
@@ -39,12 +39,18 @@ class Recorder:
         self._wall_before = 0.0  # spent by earlier processes of this run
         self._started = time.monotonic()
         self._row_mark = self._rate_mark = (self._started, 0, 0)  # time, env steps, updates
+        self._last_row: tuple[int, int] | None = None  # env steps and updates that it counted
         self._rates: tuple[float | None, float | None] = (None, None)
 
     @property
     def wall_s(self) -> float:
         """Seconds that the run has taken, over all its processes."""
         return self._wall_before + time.monotonic() - self._started
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything was done since the last row of `row`."""
+        return self._last_row != (self._scheduler.env_steps, self._scheduler.updates)
 
     # Collecting -------------------------------------------------------------------------------------------------------
 
@@ -60,8 +66,12 @@ class Recorder:
         """Worker restarts and the like, as the environments report them."""
         for event in events:
             self.worker_restarts += event["kind"] == RESTART_EVENT
-            self.run.event(event["kind"], event["message"], self._scheduler.env_steps)
-            self.console.message(f"{event['kind']}: {event['message']}")
+            self.event(event["kind"], event["message"])
+
+    def event(self, kind: str, message: str) -> None:
+        """Note something that happened to the run, and say it."""
+        self.run.event(kind, message, self._scheduler.env_steps)
+        self.console.message(f"{kind}: {message}")
 
     # Rows -------------------------------------------------------------------------------------------------------------
 
@@ -83,6 +93,7 @@ class Recorder:
         values["time/updates_per_s"] = (scheduler.updates - updates) / seconds
         values["time/minutes"] = self.wall_s / 60.0  # `wall_s` for a phase's `until`
         self._row_mark = (now, scheduler.env_steps, scheduler.updates)
+        self._last_row = (scheduler.env_steps, scheduler.updates)
         self._returns = self._lengths = 0.0
         self._new_episodes = 0
         self.write(values)
@@ -146,8 +157,10 @@ class Recorder:
             "lengths": self._lengths,
             "new_episodes": self._new_episodes,
             "last_return": self._last_return,
+            "last_row": self._last_row,
             "wall_s": self.wall_s,
             "metrics_position": self.logger.position(),
+            "metrics_checksum": self.logger.checksum,
             "events_position": self.run.events_position(),
         }
 
@@ -157,9 +170,13 @@ class Recorder:
         self.episodes, self.worker_restarts = state["episodes"], state["worker_restarts"]
         self._returns, self._lengths = state["returns"], state["lengths"]
         self._new_episodes, self._last_return = state["new_episodes"], state["last_return"]
-        self.logger.truncate(state["metrics_position"])
+        last_row = state.get("last_row")
+        self._last_row = (last_row[0], last_row[1]) if last_row is not None else None
+        damage = self.logger.truncate(state["metrics_position"], state.get("metrics_checksum"))
         if not keep_wall:
             self._wall_before, self._started = state["wall_s"], time.monotonic()
             self.run.truncate_events(state["events_position"])
+        if damage is not None:
+            self.event("damaged", f"{damage}. The run goes on; what was found is kept as {DAMAGED}.")
         now = time.monotonic()
         self._row_mark = self._rate_mark = (now, self._scheduler.env_steps, self._scheduler.updates)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
-import socket
+import secrets
+import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from rl_lab.errors import RLLabError, RunNotFoundError, nearest
+from rl_lab.orchestration.files import overwrite, read_json, to_json, write_atomic
+from rl_lab.orchestration.provenance import CONFIG_FILE, RUN_FILE, origin_of, write_protected
+from rl_lab.orchestration.run_lock import run_lock
 
 Status = Literal["running", "completed", "interrupted", "failed"]
-RUN_FILE = "run.json"
 _REPORTED_PACKAGES = (
     "rl-lab",
     "torch",
@@ -32,28 +36,55 @@ _REPORTED_PACKAGES = (
 )
 
 
-class RunLockedError(RLLabError):
-    """Another live process writes this run."""
-
-
 class RunDirectory:
     """`experiments/<experiment.name>/<date-time>-s<seed>/` and what is in it."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self._inode: int | None = None
+
+    def require_present(self) -> None:
+        """Fail where the directory was deleted or exchanged since the first call: what is written now would be lost."""
+        try:
+            inode = self.path.stat().st_ino
+        except OSError:
+            inode = None
+        self._inode = self._inode or inode
+        if inode is None or inode != self._inode:
+            raise RLLabError(
+                f"{self.path} is gone: it was deleted or moved while the run wrote it. Nothing more can be saved, so"
+                " the run stops. Start it anew."
+            )
 
     @classmethod
-    def create(cls, root: Path | str, experiment: str, seed: int) -> RunDirectory:
-        """A new directory; simultaneous starts get different ones."""
+    def create(
+        cls, root: Path | str, experiment: str, seed: int, *, config: str | None = None, **info: Any
+    ) -> RunDirectory:
+        """A new directory, with config.yaml and a first run.json in it from the moment that it has its name.
+
+        A process that is killed later leaves a run that can be started again in place. Simultaneous starts get
+        different directories.
+        """
         parent = Path(root) / experiment
         parent.mkdir(parents=True, exist_ok=True)
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        staging = parent / f".new-{os.getpid()}-{secrets.token_hex(4)}"
         for attempt in range(10_000):
             path = parent / (f"{stamp}-s{seed}" if attempt == 0 else f"{stamp}-{attempt}-s{seed}")
-            try:
-                path.mkdir()
-            except FileExistsError:
+            if path.exists():
                 continue
+            try:
+                staging.mkdir(exist_ok=True)
+                if config is not None:
+                    write_protected(staging, CONFIG_FILE, config, place=path, mark=True)
+                first = {"name": f"{parent.name}/{path.name}", "status": "running", "start": timestamp(), **info}
+                write_protected(staging, RUN_FILE, to_json(first))
+                os.rename(staging, path)
+            except OSError:
+                if path.exists():  # another start took the name in between
+                    continue
+                shutil.rmtree(staging, ignore_errors=True)
+                raise
             return cls(path)
         raise RLLabError(f"No free name for a run in {parent}. Remove old runs, or set run_root to another folder.")
 
@@ -65,7 +96,7 @@ class RunDirectory:
 
     @property
     def config_yaml(self) -> Path:
-        return self.path / "config.yaml"
+        return self.path / CONFIG_FILE
 
     @property
     def metrics_jsonl(self) -> Path:
@@ -84,8 +115,12 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a whole file or leave the old one (config.yaml, plan.txt)."""
+        """Write a whole file or leave the old one (plan.txt)."""
         write_atomic(self.path / name, text)
+
+    def write_config(self, text: str, *, mark: bool) -> None:
+        """Replace config.yaml. `mark`: it is this user's own, and may name any code when the run is opened again."""
+        write_protected(self.path, CONFIG_FILE, text, mark=mark)
 
     def info(self) -> dict[str, Any]:
         """run.json, or nothing where there is none yet."""
@@ -94,34 +129,49 @@ class RunDirectory:
     def start(self, *, device: str, parameters: Mapping[str, int], argv: Sequence[str] = (), **extra: Any) -> None:
         """Write run.json of a run that starts or goes on. `parameters`: trainable counts by component."""
         before = self.info()
+        started_before = "parameters" in before
         now = timestamp()
         record = {
             **before,
             "name": f"{self.path.parent.name}/{self.path.name}",
             "status": "running",
-            "start": before.get("start", now),
-            "resumed": [*before.get("resumed", []), now] if before else [],
+            "start": before["start"] if isinstance(before.get("start"), str) else now,
+            "resumed": [*_times(before.get("resumed")), now] if started_before else [],
             "end": None,
             "error": None,
             "device": device,
             "parameters": {"total": sum(parameters.values()), **parameters},
-            "argv": list(argv) if argv or not before else before.get("argv", []),
+            "argv": list(argv) or before.get("argv", []),
             "versions": versions(),
             "commit": git_commit(),
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
             "pid": os.getpid(),
             **extra,
         }
-        write_atomic(self.run_json, to_json(record))
+        write_protected(self.path, RUN_FILE, to_json(record))
 
     def finish(self, status: Status, error: str | None = None) -> None:
-        """Close run.json. A full disk must not hide the error that ended the run."""
-        record = {**self.info(), "status": status, "end": timestamp(), "error": error}
+        """Close run.json. On a full disk that is done in its place, where no further block is needed: how the run ended
+        must be told, and the error that ended it must not be hidden by another."""
+        cause = error[:1000] if error is not None else None
+        record = {**self.info(), "status": status, "end": timestamp(), "error": cause}
         try:
-            write_atomic(self.run_json, to_json(record))
+            write_protected(self.path, RUN_FILE, to_json(record))
         except OSError:
             if error is None:
                 raise
+            with contextlib.suppress(OSError):
+                write_protected(self.path, RUN_FILE, to_json(record), write=overwrite)
+
+    def set_damaged_aside(self) -> str | None:
+        """Copy a run.json that is not as it was written to run.damaged.json; a sentence on it, or None."""
+        if RUN_FILE not in origin_of(self.path).changed:
+            return None
+        if not self.run_json.is_file():
+            return f"{RUN_FILE} was missing: the run goes on with a new one."
+        copy = self.path / "run.damaged.json"
+        shutil.copyfile(self.run_json, copy)
+        return f"{RUN_FILE} was not as the run had written it: the run goes on with a new one and keeps {copy.name}."
 
     def write_summary(self, values: Mapping[str, Any]) -> None:
         write_atomic(self.summary_json, to_json(values))
@@ -144,50 +194,13 @@ class RunDirectory:
 
     # The lock ---------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep other processes from writing this run. The lock of a process that is gone does not count."""
-        path = self.path / "lock.json"
-        owner = {"pid": os.getpid(), "host": socket.gethostname(), "started": _process_start(os.getpid())}
-        while True:
-            try:
-                descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-                break
-            except FileExistsError:
-                holder = read_json(path)
-                if holder and _is_alive(holder):
-                    raise RunLockedError(
-                        f"{self.path} is being written by process {holder.get('pid')} on {holder.get('host')}. Wait for"
-                        f" it or stop it; if it is gone for certain, remove {path}."
-                    ) from None
-                path.unlink(missing_ok=True)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(owner, file)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep other processes from writing this run, until the block or the process ends."""
+        return run_lock(self.path)
 
 
-def _process_start(pid: int) -> str:
-    """Tells a process from a later one with the same id, where the system says (Linux)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
-def _is_alive(holder: Mapping[str, Any]) -> bool:
-    if holder.get("host") != socket.gethostname():
-        return True  # cannot be looked at from here
-    pid = int(holder.get("pid", 0))
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it is there, and another user's
-    return holder.get("started", "") in ("", _process_start(pid))
+def _times(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 # Finding a run --------------------------------------------------------------------------------------------------------
@@ -221,40 +234,14 @@ def find_run(ref: str | Path, root: Path | str = "experiments") -> RunDirectory:
 
 def list_runs(root: Path | str = "experiments") -> list[RunDirectory]:
     """Every run under `root`, the newest last."""
-    files = [*Path(root).glob(f"*/*/{RUN_FILE}"), *Path(root).glob(f"*/*/*/{RUN_FILE}")]
+    found = [*Path(root).glob(f"*/*/{RUN_FILE}"), *Path(root).glob(f"*/*/*/{RUN_FILE}")]
+    files = [file for file in found if not file.parent.name.startswith(".")]  # those are not made yet
     # The folder's name is the time of the start; the file's time only orders runs of the same second.
     ordered = sorted(files, key=lambda file: (file.parent.name[:15], file.stat().st_mtime_ns))
     return [RunDirectory(file.parent) for file in ordered]
 
 
-# Small files ----------------------------------------------------------------------------------------------------------
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replace a file in one step: readers and a crash see the old one or the new one, whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where the file is missing or not whole."""
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def to_json(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, indent=2, default=str) + "\n"
+# Facts ---------------------------------------------------------------------------------------------------------------
 
 
 def timestamp() -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,11 +18,11 @@ from rl_lab.workflows.context import WorkflowContext
 
 
 def agent_state(workflow: Workflow, context: WorkflowContext) -> dict[str, Any]:
-    """What it takes to act."""
+    """The state that it takes to act."""
     return {
         "components": {name: module.state_dict() for name, module in context.components.items()},
         "controllers": context.controllers.state_dict(),
-        "workflow_state": workflow.get_state(),
+        "workflow_state": workflow.state_dict(),
     }
 
 
@@ -31,9 +32,9 @@ def gather_state(workflow: Workflow, context: WorkflowContext, scheduler: PhaseS
         **agent_state(workflow, context),
         "workflow": workflow.name,
         "global_step": {"env_steps": scheduler.env_steps, "updates": scheduler.updates},
-        "phase": scheduler.get_state(),
+        "phase": scheduler.state_dict(),
         "optimizers": {name: optimizer.state_dict() for name, optimizer in context.optimizers.items()},
-        "environment": context.train_envs.get_state() if context.train_envs is not None else {},
+        "environment": context.train_envs.state_dict() if context.train_envs is not None else {},
         "random": get_random_state(),
     }
 
@@ -46,16 +47,11 @@ def load_agent(
     _check_names(checkpoint, "controllers", set(context.controllers), exchanged)
     controllers = dict(checkpoint.state["controllers"])
     controllers |= {role: context.controllers.get(role).state_dict() for role in exchanged}
-    try:
+    with _fitting(checkpoint):
         for name, module in context.components.items():
             module.load_state_dict(checkpoint.state["components"][name])
         context.controllers.load_state_dict(controllers)
-    except RuntimeError as error:  # torch's words for other shapes or names
-        raise CheckpointError(
-            f"{checkpoint.path} does not fit this model: {' '.join(str(error).split())[:600]}."
-            " Use the run's own config.yaml."
-        ) from error
-    workflow.set_state(checkpoint.state["workflow_state"])
+        workflow.load_state_dict(checkpoint.state["workflow_state"])
 
 
 def restore_state(
@@ -63,16 +59,27 @@ def restore_state(
 ) -> None:
     """Bring everything back. The random streams come last: bringing the rest back may draw from them."""
     state = checkpoint.state
-    if context.train_envs is not None:
-        workflow.restart(context.train_envs.set_state(state["environment"]))
-    load_agent(checkpoint, workflow, context)
-    _check_names(checkpoint, "optimizers", set(context.optimizers))
-    for name, optimizer in context.optimizers.items():
-        optimizer.load_state_dict(state["optimizers"][name])
-    for name, source in context.data_sources.items():
-        checkpoint.restore_source(name, source)
-    scheduler.set_state(state["phase"])
-    set_random_state(state["random"])
+    with _fitting(checkpoint):
+        if context.train_envs is not None:
+            workflow.restart(context.train_envs.load_state_dict(state["environment"]))
+        load_agent(checkpoint, workflow, context)
+        _check_names(checkpoint, "optimizers", set(context.optimizers))
+        for name, optimizer in context.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        for name, source in context.data_sources.items():
+            checkpoint.restore_source(name, source)
+        scheduler.load_state_dict(state["phase"])
+        set_random_state(state["random"])
+
+
+@contextmanager
+def _fitting(checkpoint: Checkpoint) -> Iterator[None]:
+    """Turn the error of a state that does not fit the model, or is of another kind, into one clear line."""
+    try:
+        yield
+    except (RuntimeError, LookupError, TypeError, AttributeError, ValueError) as error:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
+        raise CheckpointError(f"{checkpoint.path} does not fit this run ({text}). Use its own config.yaml.") from error
 
 
 def vary_random_streams(seed: int, attempt: int) -> None:

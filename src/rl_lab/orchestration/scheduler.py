@@ -22,7 +22,7 @@ class Action(NamedTuple):
 
 @dataclass
 class _Progress:
-    """How far one phase has come, over all its runs. Marks and credits belong to its hooks, in order."""
+    """The progress of one phase, over all its runs. Marks and credits belong to its hooks, in order."""
 
     marks: list[int]  # where `every` was last met, or up to which step `ratio` was counted
     credits: list[int]  # what `ratio` has left over, in units of 1/denominator
@@ -90,7 +90,8 @@ class PhaseScheduler:
         return {"index": self._index, "steps": p.steps, "updates": p.updates, "cycles": p.cycles}
 
     def progress(self) -> float | None:
-        """How much of the run is done, 0 to 1, by env steps; by the phase's updates where nothing is ever collected."""
+        """The share of the run that is done, 0 to 1, by env steps; by the phase's updates where nothing is ever
+        collected."""
         if any(phase.collects for phase in self.phases):
             return self.env_steps / self.total_timesteps if self.total_timesteps else None
         left = self.updates_left()
@@ -104,7 +105,7 @@ class PhaseScheduler:
         return max(0, duration.value - (p.updates - p.start[1]))
 
     def next_action(self) -> Action | None:
-        """What to do now; the same answer until `advance` is called. None: the run is complete."""
+        """The action to take now; the same answer until `advance` is called. None: the run is complete."""
         if self._pending is None and not self._finished:
             self._pending = self._find()
         return self._pending
@@ -162,7 +163,7 @@ class PhaseScheduler:
         return self._pass == 0 or self._source_ready()
 
     def _group_dues(self, segment: _Segment) -> list[int]:
-        """How often each hook of the group runs in this cycle."""
+        """The number of runs of each hook of the group in this cycle."""
         ready = self._source_ready()
         p, dues = self._now, []
         for index, hook in enumerate(segment.hooks, segment.offset):
@@ -202,8 +203,8 @@ class PhaseScheduler:
 
     # Being told -------------------------------------------------------------------------------------------------------
 
-    def advance(self, action: Action, *, steps: int = 0, updates: int = 0) -> None:
-        """`action` is done, and took so many env steps and updates."""
+    def advance(self, action: Action, *, steps: int = 0, updates: int = 0, finished: bool = True) -> None:
+        """`action` is done, and took so many env steps and updates. Where it is not `finished` it comes again."""
         self._pending = None
         p = self._now
         if steps:
@@ -215,7 +216,9 @@ class PhaseScheduler:
             self._slot += 1
             self._fresh = False
         else:
-            self._left -= 1
+            p.updates += updates
+            self.updates += updates
+            self._left -= int(finished)
 
     def observe(self, metrics: Mapping[str, float]) -> None:
         """Show the newest metrics to the phase's `until`; it ends with its cycle once the condition holds."""
@@ -245,7 +248,7 @@ class PhaseScheduler:
         p, duration = self._now, self._phase.duration
         if p.met:
             return True
-        if self._collects and self.env_steps >= self.total_timesteps:
+        if (self._collects or p.steps > p.start[0]) and self.env_steps >= self.total_timesteps:
             self._capped = self._capped or self._phase.name
             return True
         if duration is None:
@@ -290,7 +293,7 @@ class PhaseScheduler:
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Plain values: where the run stands, to the action."""
         return {
             "phase": self._phase.name,
@@ -310,8 +313,8 @@ class PhaseScheduler:
             },
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore `get_state`. Budgets may have grown since: a run that had used them up goes on."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`. Budgets may have grown since: a run that had used them up goes on."""
         for name, saved in state["progress"].items():
             if name not in self._index_of or len(saved["marks"]) != len(self.phases[self._index_of[name]].hooks):
                 raise CheckpointError(

@@ -1,11 +1,32 @@
-"""SIGINT and SIGTERM as a flag that the loop looks at between actions."""
+"""SIGINT, SIGTERM and SIGHUP as a flag that the loop looks at between actions."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """While a run is being built, SIGTERM and SIGHUP raise SystemExit, so that what was opened is closed again."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for ended, handler in before.items():
+            signal.signal(ended, handler)
 
 
 class StopSignal:
@@ -20,13 +41,14 @@ class StopSignal:
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 143 for SIGTERM, as shells count."""
+        """130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, as shells count."""
         return 128 + self.received if self.received is not None else 0
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._note)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(
