@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="rl-lab-state-")  # the key of the runs that tests make
 
 import torch  # after the number of threads
 from tests.checks import check_annotations
@@ -20,14 +22,7 @@ COMPILING = torch.cuda.is_available() or "RL_LAB_TESTS_COMPILE" in os.environ
 if not COMPILING:  # the compiler cannot see through the checks
     if find_spec("triton") is not None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
-        import rl_lab.nn.image_kernels
-        import rl_lab.nn.latent_kernels
-        import rl_lab.nn.recurrence_kernel
-    import rl_lab.nn.dream_kernel
-    import rl_lab.nn.noise_kernel
-    import rl_lab.nn.scan_kernels
-    import rl_lab.nn.stack_kernels
-    import rl_lab.nn.two_hot_kernels
+        import rl_lab.kernels.triton.tdmpc
 
     checker = f"{check_annotations.__module__}.{check_annotations.__name__}"
     install_import_hook(["rl_lab.nn", "rl_lab.components"], checker)

@@ -50,7 +50,7 @@ class EpisodeEnd:
 
 @dataclass(slots=True)
 class VectorStep:
-    """What a vector environment returns: for every environment, the record that the agent acts on next.
+    """The result of a vector environment's step: for every environment, the record that the agent acts on next.
 
     Where an episode ended, the environment has been reset already: `observation` is the first one of the next episode,
     its reward is 0, `is_first` is True, and `ended` carries the last record of the episode that is over. The arrays are
@@ -83,7 +83,7 @@ class EpisodeSummary:
 
 @dataclass(slots=True)
 class CollectResult:
-    """What `collect_step` hands to the orchestrator: the blocks go to the phase's data source, in order."""
+    """The result of `collect_step`: the blocks go to the phase's data source, in order."""
 
     blocks: list[RecordBlock]
     env_steps: int
@@ -99,7 +99,6 @@ class BatchSpec(NamedTuple):
     context: int = 0
     fields: tuple[str, ...] | None = None  # None: every stored field
     device: str = "cpu"
-    arrays: bool = False  # on the CPU: NumPy's arrays in place of tensors, where the source has them
 
     @property
     def window(self) -> int:
@@ -114,10 +113,7 @@ class BatchSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """Sequences of records, batch first. `action[:, t]` was chosen after seeing `observation[:, t]`.
-
-    Everything is a tensor, or everything an array of NumPy's (`BatchSpec.arrays`).
-    """
+    """Sequences of records, batch first. `action[:, t]` was chosen after seeing `observation[:, t]`."""
 
     observation: dict[str, Tensor]  # each [batch, time, ...]
     action: Tensor  # [batch, time, *action]
@@ -128,6 +124,14 @@ class SequenceBatch:
     extras: dict[str, Tensor] = field(default_factory=dict)  # stored latents and the like: [batch, time, ...]
     indices: Tensor | None = None  # [batch, time] int64 record ids, for DataSource.update
     weight: Tensor | None = None  # [batch] float32 importance weights, where the source draws by priority
+
+
+@dataclass(frozen=True)
+class RecordScan:
+    """A stretch of the records that a data source holds, stream by stream, oldest first."""
+
+    indices: np.ndarray  # [record] int64 ids, for DataSource.update
+    fields: Fields  # each [record, ...], by their stored names
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ Batch = SequenceBatch | RolloutBatch
 
 @dataclass(frozen=True)
 class ImaginedRollout:
-    """What a model predicted open loop, beside what happened. All arrays [batch, time, ...]; NumPy."""
+    """Open-loop predictions of a model, beside what happened. All arrays [batch, time, ...]; NumPy."""
 
     context: int  # this many leading steps were observed; the rest is prediction
     real: dict[str, np.ndarray]  # observation keys
@@ -195,14 +199,40 @@ class ImaginedRollout:
 
 
 @dataclass(frozen=True)
+class Illustration:
+    """Pictures that a workflow makes of its model: rows of images and, if it moves, a film. NumPy, uint8."""
+
+    name: str  # of the files
+    title: str
+    text: str  # what to look for
+    rows: list[tuple[str, np.ndarray]]  # label, images [columns, height, width, channels]
+    film: np.ndarray | None = None  # [time, height, width, channels]
+
+
+@dataclass(frozen=True)
 class PlannedDecision:
-    """What a planner considered at one decision, as paths of one observation key, and what came. NumPy."""
+    """A planner's candidates at one decision, as paths of one observation key, and the path that came. NumPy."""
 
     step: int
     paths: np.ndarray  # [candidate, horizon + 1, entries] some of the candidates, from the present on
     is_elite: np.ndarray  # [candidate] bool
     chosen: np.ndarray  # [horizon + 1, entries]
     real: np.ndarray  # [at most horizon + 1, entries]
+
+
+@dataclass(frozen=True)
+class SearchedDecision:
+    """The tree of one decision, and what the search made of the network's policy. NumPy; node 0 is the root."""
+
+    step: int
+    parent: np.ndarray  # [node] int, -1 for the root
+    action: np.ndarray  # [node] int: the edge that leads to it
+    visits: np.ndarray  # [node] of that edge; of the root, all
+    value: np.ndarray  # [node] mean return from there on
+    line: np.ndarray  # nodes of the principal line, from the root on
+    prior: np.ndarray  # [action] the network's policy
+    policy: np.ndarray  # [action] the search's
+    q: np.ndarray  # [action] NaN where an action was never tried
 
 
 @dataclass(frozen=True)
@@ -215,3 +245,6 @@ class PlannedEpisode:
     received: np.ndarray  # [decisions] what came instead (then the promise at the horizon); NaN: not known
     key: str | None = None
     decisions: list[PlannedDecision] = field(default_factory=list)
+    searches: list[SearchedDecision] = field(default_factory=list)  # of a tree search: some trees …
+    network_value: np.ndarray | None = None  # … and for each decision the value before the search, [decisions]
+    discounted: np.ndarray | None = None  # … and the discounted return that came, [decisions]

@@ -35,11 +35,14 @@ class ActionSpec:
 
     `continuous`: float32 of `shape`, every entry in [-1, 1]. `discrete`: integers of shape (len(classes),), one class
     index per component, so a plain Discrete(n) has classes (n,) and shape (1,).
+
+    `mask` is the observation key that says which classes are legal now (1) and which are not (0), where there is one.
     """
 
     kind: ActionKind
     shape: tuple[int, ...]
     classes: tuple[int, ...] = ()
+    mask: str | None = None
 
     @property
     def dtype(self) -> str:

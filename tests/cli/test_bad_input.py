@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 Command = Callable[..., tuple[int, str, str]]
 BASE = ("train", "environment.id=CartPole-v1", "logging.console=off", "training.total_timesteps=40")
@@ -38,6 +40,27 @@ BAD_TRAINING = {
     "misspelt choice": (["training.on_nonfinite=skipp"], ["training.on_nonfinite", "'skip'"]),
     "misspelt group option": (["environment=atary"], ["environment=atary", "'atari'"]),
     "misspelt device": (["experiment.device=cude"], ["experiment.device=cude", "'cuda'"]),
+    "name that leads out": (["experiment.name=../../x"], ["experiment.name='../../x'", "run_root"]),
+    "name that is a path": (["experiment.name=/tmp/x"], ["experiment.name='/tmp/x'", "run_root"]),
+    "number for a group": (["environment=7"], ["environment=7", "there is no such environment"]),
+    "nothing for a group": (["workflow=null"], ["workflow=null", "there is no such workflow"]),
+    "text for arguments": (['environment.kwargs="1"'], ["environment.kwargs", "mapping", "'1'"]),
+    "name of itself": (["experiment.name=${experiment.name}"], ["experiment.name", "nterpolation"]),
+    "target that is a function of the system": (["workflow._target_=os.system"], ["workflow._target_=os.system"]),
+    "target that is a number": (["workflow._target_=math.pi"], ["workflow._target_=math.pi", "neither a class"]),
+    "target that is no component": (["components={x: {_target_: collections.Counter}}"], ["components.x", "Counter"]),
+    "empty phase name": ([phases("name: '', duration_steps: 9")], ["training.phases[0].name", "not empty"]),
+    "metric that nothing writes": (
+        [phases("name: a, until: {metric: nothing/here, at_least: 3}")],
+        ["training.phases[0].until.metric", "nothing/here", "nothing writes"],
+    ),
+    "misspelt metric": (
+        [phases("name: a, workflow_hooks: [collect, evaluate], until: {metric: eval/return_men, at_least: 3}")],
+        ["until.metric", "'eval/return_mean'"],
+    ),
+    "infinite number": (["environment.worker_timeout=inf"], ["environment.worker_timeout", "above 0"]),
+    "gpu": (["experiment.device=gpu"], ["experiment.device=gpu", "'cuda'"]),
+    "setting without its section": (["total_timesteps=5"], ["total_timesteps", "training.total_timesteps"]),
     "zero budget": (["training.total_timesteps=0"], ["training.total_timesteps", "at least 1", "0"]),
     "negative seed": (["experiment.seed=-1"], ["experiment.seed", "at least 0", "-1"]),
     "negative hyper-parameter": (["workflow.batch_size=-4"], ["workflow.batch_size", "-4"]),
@@ -176,6 +199,57 @@ def test_a_checkpoint_of_a_newer_version(rl_lab: Command, random_run: Path, tmp_
     run = copy(random_run, tmp_path)
     _edit_manifest(run, version=999)
     check(rl_lab("eval", run), "version 999", "Update")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("version", None), ("version", "x"), ("workflow", None), ("files", None), ("files", [1]), ("step", None)],
+)
+def test_a_manifest_with_odd_values(rl_lab: Command, random_run: Path, tmp_path: Path, key: str, value: object) -> None:
+    """Whatever is missing in it or of another kind, acting and going on are refused in one line."""
+    run = copy(random_run, tmp_path)
+    _edit_manifest(run, **{key: value})
+    check(rl_lab("eval", run), "manifest.json is damaged", f"'{key}'")
+    check(rl_lab("train", f"training.resume_path={run}"), "manifest.json is damaged", f"'{key}'")
+
+
+@pytest.mark.parametrize("value", [torch.zeros(3), [1], {}, {"components": 3}, {"components": {}, "controllers": {}}])
+def test_an_agent_of_another_kind(rl_lab: Command, random_run: Path, tmp_path: Path, value: object) -> None:
+    """A file that torch can read and its manifest vouches for, but that holds no agent."""
+    run = copy(random_run, tmp_path)
+    path = checkpoint_of(run) / "agent.pt"
+    torch.save(value, path)
+    manifest = json.loads((path.parent / "manifest.json").read_text())
+    manifest["files"]["agent.pt"] = {"bytes": path.stat().st_size, "crc32": f"{zlib.crc32(path.read_bytes()):08x}"}
+    (path.parent / "manifest.json").write_text(json.dumps(manifest))
+    check(rl_lab("eval", run), "agent.pt is not what a checkpoint holds")
+    check(rl_lab("train", f"training.resume_path={run}"), "agent.pt is not what a checkpoint holds")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b"- a", b"a: [1]", b"{" * 3000], ids=range(5))
+def test_a_configuration_that_is_none(rl_lab: Command, random_run: Path, tmp_path: Path, content: bytes) -> None:
+    """Empty, binary, a list, something else: one line, with and without trust."""
+    run = copy(random_run, tmp_path)
+    (run / "config.yaml").write_bytes(content)
+    check(rl_lab("eval", run, "--trust"), "config.yaml")
+    (run / "manifest.json").unlink()
+    check(rl_lab("eval", run), "config.yaml")
+
+
+@pytest.mark.parametrize("content", ["[]", "7", '{"status": 4, "start": [1], "resumed": "x", "argv": 7}', "\x00"])
+def test_odd_values_in_run_json(rl_lab: Command, random_run: Path, tmp_path: Path, content: str) -> None:
+    """Nothing there decides anything: every command works, and going on writes it anew."""
+    run = copy(random_run, tmp_path)
+    (run / "run.json").write_text(content)
+    assert rl_lab("eval", run)[0] == 0
+    assert rl_lab("compare", run, "--out", tmp_path / "comparison")[0] == 0
+    assert rl_lab("train", f"training.resume_path={run}", "training.total_timesteps=88", "logging.console=off")[0] == 0
+    assert json.loads((run / "run.json").read_text())["status"] == "completed"
+
+
+def test_an_infinite_learning_rate(rl_lab: Command) -> None:
+    """Numbers are finite, wherever a part declares them."""
+    check(rl_lab("train", "+experiment=dqn_cartpole", "optimizers.main.lr=inf"), "lr", "finite", "inf")
 
 
 def test_a_checkpoint_that_does_not_exist(rl_lab: Command, random_run: Path) -> None:

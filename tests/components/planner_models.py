@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from tests.packaged import adjusted
 
 from rl_lab.components.planners.action_layout import ActionLayout
+from rl_lab.components.planners.cem import CEM
+from rl_lab.components.planners.gradient import GradientPlanner
+from rl_lab.components.planners.icem import ICEM
+from rl_lab.components.planners.mppi import MPPI
+from rl_lab.components.planners.policy_guided import PolicyGuided
+from rl_lab.components.planners.random_shooting import RandomShooting
 from rl_lab.simulation.simulator import SimulatedStep, Simulator
 
 MOVES = torch.tensor([-0.5, 0.0, 0.5])
 CONTINUOUS, DISCRETE = ActionLayout(2), ActionLayout(0, (3, 3))
 MIXED = ActionLayout(1, (3,))
+
+
+FILES = {
+    CEM: "cem", ICEM: "icem", MPPI: "mppi", GradientPlanner: "gradient", PolicyGuided: "policy_guided",
+    RandomShooting: "random_shooting",
+}  # fmt: skip
+
+
+def make_planner(kind: Any, **settings: Any) -> Any:
+    """A planner with the packaged settings of its kind but for these; a subclass has those of its parent."""
+    name = next(FILES[parent] for parent in kind.__mro__ if parent in FILES)
+    return kind(**adjusted(f"controllers/planners/{name}", **settings))
 
 
 class Pull(Simulator):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rl_lab.components.actions import ActionCodec
-from rl_lab.components.controllers.actors import (
+from rl_lab.components.actors.dreamer import (
     BoundedNormalActor,
     CategoricalActor,
     TanhNormalActor,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rl_lab.components.decoders import ContrastiveModel, MultiKeyDecoder
 from rl_lab.components.decoders.contrastive import barlow_twins, info_nce
-from rl_lab.components.representation_learners.base import LatentState
+from rl_lab.components.world_models.base import LatentState
 from rl_lab.errors import ConfigError
 from rl_lab.specs import ObservationSpec
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rl_lab.components.controllers.critics import Critic, ScalarCritic, TwoHotCritic
+from rl_lab.components.critics.dreamer import Critic, ScalarCritic, TwoHotCritic
 from rl_lab.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from rl_lab.components.decoders import DreamerCNNDecoder, MLPDecoder, MultiKeyDecoder
 from rl_lab.errors import ConfigError
-from rl_lab.nn.math import symlog
+from rl_lab.nn.distributions import symlog
 from rl_lab.specs import ObservationSpec
 
 SPECS = {

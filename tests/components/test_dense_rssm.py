@@ -5,25 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.components.dense_models import (
+    CLASSES,
+    DETER,
+    FORMS,
+    GROUPS,
+    HIDDEN,
+    SIZES,
+    STOCH,
+    B,
+    T,
+    make_model,
+    sequence,
+)
 from torch import Tensor
 
-from rl_lab.components.representation_learners.base import LatentState, StateSpaceModel
-from rl_lab.components.representation_learners.dense_rssm import DenseCategoricalRSSM, GaussianRSSM
-
-B, T, EMBED, ACTION, DETER, HIDDEN, STOCH, GROUPS, CLASSES = 3, 6, 5, 2, 8, 7, 4, 3, 4
-SIZES = {"embed_size": EMBED, "action_size": ACTION, "deter": DETER, "hidden": HIDDEN}
-GRID = {"groups": GROUPS, "classes": CLASSES}
-
-FORMS = {
-    "planet": lambda: GaussianRSSM(**SIZES, stoch=STOCH),
-    "dreamer_v1": lambda: GaussianRSSM(
-        **SIZES, stoch=STOCH, cell="reset_after", style="dreamer_v1", separate_std=False
-    ),
-    "dreamer_v2": lambda: DenseCategoricalRSSM(**SIZES, **GRID),
-    "dreamer_v3_2023": lambda: DenseCategoricalRSSM(
-        **SIZES, **GRID, style="dreamer_v3_2023", unimix=0.01, clip_actions=True, learned_initial=True
-    ),
-}
+from rl_lab.components.world_models.base import StateSpaceModel
+from rl_lab.components.world_models.dense_rssm import DenseCategoricalRSSM, GaussianRSSM
 
 
 @pytest.fixture(params=FORMS)
@@ -33,31 +31,7 @@ def form(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def model(form: str) -> StateSpaceModel:
-    """In float64, with biases and norms away from where they begin."""
-    torch.manual_seed(0)
-    model = FORMS[form]().double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
-    return model
-
-
-def sequence(model: StateSpaceModel) -> dict:
-    generator = torch.Generator().manual_seed(1)
-    normal = {"generator": generator, "dtype": torch.float64}
-    start = LatentState(0.3 * torch.randn(B, DETER, **normal), torch.randn(B, model.stoch_size, **normal))
-    if isinstance(model, DenseCategoricalRSSM):
-        choice = torch.randint(0, CLASSES, (B, GROUPS), generator=generator)
-        start = LatentState(start.deter, torch.eye(CLASSES, dtype=torch.float64)[choice].flatten(1))
-    noise = torch.empty(T, B, *model.noise_shape, dtype=torch.float64)
-    is_first = torch.rand(B, T, generator=generator) < 0.25
-    return {
-        "embed": torch.randn(B, T, EMBED, **normal),
-        "prev_action": 1.5 * torch.randn(B, T, ACTION, **normal),
-        "is_first": is_first,
-        "initial": start,
-        "noise": getattr(noise, f"{model.noise}_")(generator=generator),
-    }
+    return make_model(form)
 
 
 # The equations, from named weights ------------------------------------------------------------------------
@@ -155,58 +129,6 @@ def test_filtering_equals_the_equations(form: str, model: StateSpaceModel) -> No
     torch.testing.assert_close(params.reshape(outputs.shape), outputs)
     prior = head(form, dict(model.named_parameters()), "prior_head", deter)
     torch.testing.assert_close(model.prior(deter).reshape(outputs.shape), prior)
-
-
-@pytest.mark.parametrize("recorded", [False, True])
-def test_the_fast_loop_has_the_gradients_of_the_plain_one(model: StateSpaceModel, recorded: bool) -> None:
-    """What is computed before the loop changes no gradient, nor what is computed again after it."""
-    data = sequence(model)
-    data["embed"].requires_grad_()
-    results = []
-    for observe in (StateSpaceModel.observe, type(model).observe):
-        if recorded:
-            model.record_steps(torch.float64)
-        states, params = observe(model, **data)
-        loss = states.deter.square().sum() + (states.stoch * torch.arange(model.stoch_size)).sum() + params.sin().sum()
-        results.append([loss, *torch.autograd.grad(loss, [data["embed"], *model.parameters()], allow_unused=True)])
-    for plain, fast in zip(*results, strict=True):
-        if plain is not None:
-            torch.testing.assert_close(fast, plain)
-
-
-def test_recorded_steps_have_no_weight_gradients(model: StateSpaceModel) -> None:
-    """The loop's own copy of the weights needs none, follows the model, and is no part of it."""
-    names, data = list(model.state_dict()), sequence(model)
-    before, _ = model.observe(**data)
-    model.record_steps(torch.float64)
-    assert list(model.state_dict()) == names
-    assert not any(value.requires_grad for value in model._filtering.model.parameters())
-    torch.testing.assert_close(model.observe(**data)[0].deter, before.deter)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.1
-    recorded, model._filtering = model.observe(**data)[0], None
-    torch.testing.assert_close(recorded.deter, model.observe(**data)[0].deter)
-
-
-def test_recorded_steps_in_half_precision(form: str) -> None:
-    """With weights that are rounded once: what autocast gives, which rounds them in every step."""
-    torch.manual_seed(0)
-    model = FORMS[form]()
-    data = sequence(model)
-    data |= {name: data[name].float() for name in ("embed", "prev_action", "noise")}
-    data["initial"] = data["initial"].map(Tensor.float)
-    results = []
-    for recorded in (False, True):
-        if recorded:
-            model.record_steps(torch.bfloat16)
-        with torch.autocast("cpu", torch.bfloat16):
-            states, params = model.observe(**data)
-        assert states.deter.dtype == torch.bfloat16
-        loss = states.deter.float().square().sum() + params.sin().sum()
-        gradients = torch.autograd.grad(loss, [model.input_layer.linear.weight, model.posterior_head.outputs[0].weight])
-        results.append((states.deter.float(), *gradients))
-    torch.testing.assert_close(results[1], results[0], rtol=0.05, atol=0.05)
 
 
 def test_gate_by_gate_a_gru_is_torchs_own() -> None:

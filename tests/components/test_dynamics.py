@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.packaged import adjusted
 
 from rl_lab.components.dynamics.models import CategoricalDynamics, DeterministicDynamics, GaussianDynamics
 from rl_lab.components.dynamics.outcomes import KnownOutcome, LearnedOutcome
@@ -18,12 +19,16 @@ from rl_lab.specs import ActionSpec, ObservationSpec
 
 OBSERVATION = {"vector": ObservationSpec("vector", (2,), "float32")}
 ACTION = ActionSpec("continuous", (2,))
+KNOWN = {
+    "environment": "Pendulum-v1", "kwargs": {}, "normalize_actions": True, "action_repeat": "auto", "shaping": 0.0,
+}  # fmt: skip
 MODELS = {"deterministic": DeterministicDynamics, "gaussian": GaussianDynamics, "categorical": CategoricalDynamics}
 
 
 def make(name: str, **settings):
     torch.manual_seed(0)
-    return MODELS[name](observation=OBSERVATION, action=ACTION, **{"units": 32, "layers": 1} | settings)
+    given = adjusted(f"components/dynamics/{name}", observation=OBSERVATION, action=ACTION, units=32, layers=1)
+    return MODELS[name](**given | settings)
 
 
 def transitions(rows: int = 256, noise: float = 0.0):
@@ -98,6 +103,36 @@ def test_episode_ends_are_not_transitions():
     torch.testing.assert_close(loss, clean)
 
 
+def test_members_have_bootstraps_of_their_own():
+    """How often a record counts for a member is Poisson(1), independent between members, and the same in every batch
+    and after a restart: it depends on the record's number alone."""
+    model, record = make("gaussian", members=4), torch.arange(20_000)
+    counts = model.bootstrap_counts(record)
+    shares = [float((counts == k).float().mean()) for k in range(4)]
+    assert shares == pytest.approx([math.exp(-1) / math.factorial(k) for k in range(4)], abs=0.01)
+    assert torch.corrcoef(counts).fill_diagonal_(0.0).abs().max() < 0.03
+    torch.testing.assert_close(
+        make("gaussian", members=4).bootstrap_counts(record.flip(0)[:50]), counts.flip(1)[:, :50]
+    )
+
+
+def test_a_member_learns_from_its_own_bootstrap():
+    """A transition moves those members alone whose bootstrap holds it."""
+    model = make("deterministic", members=3)
+    observation, action, following = transitions(1)
+    valid = torch.ones(1, dtype=torch.bool)
+    model.update_statistics(*transitions(), torch.ones(256, dtype=torch.bool))
+    seen = set()
+    for number in range(40):
+        record = torch.tensor([number])
+        loss, _ = model.loss(observation, action, following, valid, record)
+        (gradient,) = torch.autograd.grad(loss, model.network.layers[-1].bias)
+        moved = gradient.abs().sum((1, 2)) > 0
+        assert moved.tolist() == (model.bootstrap_counts(record)[:, 0] > 0).tolist()
+        seen.add(tuple(moved.tolist()))
+    assert len(seen) > 4
+
+
 def test_elites_are_the_best_on_held_out_transitions():
     """A member that was spoilt is not planned with."""
     model = make("gaussian", members=3, elites=2)
@@ -131,7 +166,7 @@ def test_images_are_refused():
     """A model of observations needs vectors."""
     image = {"image": ObservationSpec("image", (64, 64, 3), "uint8")}
     with pytest.raises(ConfigError, match="is an image"):
-        GaussianDynamics(observation=image, action=ACTION)
+        make("gaussian", observation=image)
 
 
 # Planning in them -----------------------------------------------------------------------------------------------------
@@ -192,7 +227,7 @@ def test_particles_must_fit_the_members():
 def test_known_rewards_are_the_tasks():
     """Computed from observations, they are what the equations pay; another observation is refused."""
     task = make_task(environment="Pendulum-v1")
-    outcome = KnownOutcome(environment="Pendulum-v1")
+    outcome = KnownOutcome(**KNOWN)
     state, action = torch.tensor([[0.3, 1.0], [3.0, -2.0]]), torch.tensor([[0.5], [-1.0]])
     following = task.step(state, action)
     seen = outcome(task.encode(state), action, task.encode(following))
@@ -201,7 +236,7 @@ def test_known_rewards_are_the_tasks():
     with pytest.raises(ConfigError, match="observations of 3 numbers, the agent sees 2"):
         outcome(state, action, following)
     with pytest.raises(ConfigError, match="action_repeat=2"):
-        KnownOutcome(environment="Pendulum-v1", action_repeat=2)
+        KnownOutcome(**KNOWN | {"action_repeat": 2})
 
 
 def test_rewards_and_ends_are_learned():

@@ -8,9 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from rl_lab.components.encoders import DreamerCNN, ImpalaCNN, MLPEncoder, MultiKeyEncoder, ResNetEncoder
+from rl_lab.components.encoders import (
+    DreamerCNN,
+    ImpalaCNN,
+    MLPEncoder,
+    MultiKeyEncoder,
+    ResNetEncoder,
+    VisionTransformer,
+)
 from rl_lab.errors import ConfigError
-from rl_lab.nn.math import symlog
+from rl_lab.nn.distributions import symlog
 from rl_lab.specs import ObservationSpec
 
 IMAGE = ObservationSpec("image", (32, 32, 3), "uint8")
@@ -93,7 +100,7 @@ def test_strided_cnn_has_the_same_shape() -> None:
     assert strided(image).shape == pooled(image).shape
 
 
-@pytest.mark.parametrize("name", ["dreamer", "impala", "resnet"])
+@pytest.mark.parametrize("name", ["dreamer", "impala", "resnet", "transformer"])
 def test_image_encoder_is_chosen_by_name(name: str) -> None:
     encoder = MultiKeyEncoder(observation={"camera": IMAGE}, depth=2, image_encoder=name)
     output = encoder({"camera": torch.zeros(3, 32, 32, 3, dtype=torch.uint8)})
@@ -138,3 +145,17 @@ def test_autocast_runs_in_half_precision() -> None:
         token = encoder(obs)
     assert token.dtype == torch.bfloat16
     torch.testing.assert_close(token.float(), encoder(obs), atol=0.1, rtol=0.1)
+
+
+def test_a_transformer_looks_at_all_patches_and_knows_their_places() -> None:
+    """Every token depends on every patch, and two patches that change places give another output."""
+    encoder = VisionTransformer(height=32, width=32, channels=3, depth=2)
+    assert encoder.output_size == 16 * 2
+    image = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8)
+    other = image.clone()
+    other[:, :8, :8] = 255 - other[:, :8, :8]
+    change = (encoder(other) - encoder(image)).reshape(16, 2).abs().sum(-1)
+    assert (change > 0).all()
+    swapped = image.clone()
+    swapped[:, :8, :8], swapped[:, 8:16, :8] = image[:, 8:16, :8], image[:, :8, :8]
+    assert not torch.allclose(encoder(swapped), encoder(image))

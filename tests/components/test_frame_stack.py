@@ -73,7 +73,7 @@ def test_only_images_are_stacked_where_there_are_any() -> None:
 
 def test_depth_one_keeps_no_memory() -> None:
     """Nothing is stacked, nothing is remembered."""
-    stack = FrameStack(observation={"vector": VECTOR})
+    stack = FrameStack(observation={"vector": VECTOR}, depth=1)
     assert stack.context == 0
     assert stack.initial(2, torch.device("cpu")) == {}
     with pytest.raises(ConfigError, match="depth=0"):

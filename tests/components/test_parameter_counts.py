@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from rl_lab.components.controllers.actors import make_actor
-from rl_lab.components.controllers.critics import TwoHotCritic
+from rl_lab.components.actors.dreamer import make_actor
+from rl_lab.components.critics.dreamer import TwoHotCritic
 from rl_lab.components.decoders import MultiKeyDecoder
 from rl_lab.components.encoders import MultiKeyEncoder
 from rl_lab.components.predictors import ContinuePredictor, RewardPredictor

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from tests.components.planner_models import CONTINUOUS, DISCRETE, MIXED, BrokenPull, Pull, ValuedPull
+from tests.components.planner_models import CONTINUOUS, DISCRETE, MIXED, BrokenPull, Pull, ValuedPull, make_planner
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rl_lab.components.planners.cem import CEM
@@ -17,6 +17,7 @@ from rl_lab.components.planners.mppi import MPPI
 from rl_lab.components.planners.policy_guided import PolicyGuided
 from rl_lab.components.planners.random_shooting import RandomShooting
 from rl_lab.errors import ConfigError, NonFiniteError
+from rl_lab.simulation.simulator import SimulatedStep
 from rl_lab.specs import ActionSpec
 
 STARTS = {
@@ -25,14 +26,16 @@ STARTS = {
     MIXED: [[0.6, -0.5], [-0.3, 0.5]],
 }
 PLANNERS = {
-    "cem": partial(CEM, samples=128, elites=12, iterations=8),
-    "cem_best": partial(CEM, samples=128, elites=12, iterations=8, execute="best"),
-    "icem": partial(ICEM, samples=128, elites=12, iterations=8, noise_beta=0.5),
-    "random_shooting": partial(RandomShooting, samples=2_000, horizon=1),
-    "mppi": partial(MPPI, samples=256, iterations=8, temperature=0.2, elites=32, min_std=0.02),
-    "mppi_plain": partial(MPPI, samples=512, iterations=8, temperature=0.01, std=0.3),
-    "policy_guided": partial(PolicyGuided, samples=256, policy_samples=8, iterations=8, elites=24, temperature=0.2),
-    "gradient": partial(GradientPlanner, restarts=3, iterations=40),
+    "cem": partial(make_planner, CEM, samples=128, elites=12, iterations=8),
+    "cem_best": partial(make_planner, CEM, samples=128, elites=12, iterations=8, execute="best"),
+    "icem": partial(make_planner, ICEM, samples=128, elites=12, iterations=8, noise_beta=0.5),
+    "random_shooting": partial(make_planner, RandomShooting, samples=2_000, horizon=1),
+    "mppi": partial(make_planner, MPPI, samples=256, iterations=8, temperature=0.2, elites=32, min_std=0.02),
+    "mppi_plain": partial(make_planner, MPPI, samples=512, iterations=8, temperature=0.01, std=0.3),
+    "policy_guided": partial(
+        make_planner, PolicyGuided, samples=256, policy_samples=8, iterations=8, elites=24, temperature=0.2
+    ),
+    "gradient": partial(make_planner, GradientPlanner, restarts=3, iterations=40),
 }
 SAMPLING = [name for name in PLANNERS if name != "gradient"]
 
@@ -131,6 +134,49 @@ def test_the_value_at_the_horizon_counts():
     torch.testing.assert_close(with_value, (1 + 0.5 + 0.25 + 0.125) * cost)
 
 
+@pytest.mark.parametrize("includes", [True, False])
+@pytest.mark.parametrize("step", [1, 2, 3, 4])
+def test_every_reward_counts_once(includes, step):
+    """One reward at a known step of a chain scores γ^(step - 1), whether V(s) begins with the reward of s (Dreamer v1
+    and v2) or with that of the next step."""
+    discount, horizon = 0.95, 3
+
+    class Chain(Pull):
+        """The state is the time; arriving at `step` pays 1."""
+
+        has_value = True
+        value_includes_reward = includes
+
+        def reward(self, time):
+            return (time == step).float()
+
+        def step(self, state, action):
+            state = state + 1
+            return SimulatedStep(state, self.reward(state[:, 0]), torch.ones(len(state)))
+
+        def value(self, state):
+            following = sum(discount**ahead * self.reward(state[:, 0] + ahead + 1) for ahead in range(5))
+            return self.reward(state[:, 0]) + discount * following if includes else following
+
+    planner = make("cem", CONTINUOUS, Chain, horizon=horizon, discount=discount)
+    score = planner.score(torch.zeros(1, 2), torch.zeros(1, 1, horizon, 2))
+    assert score.item() == pytest.approx(discount ** (step - 1))
+
+
+def test_the_discount_is_the_models_unless_it_is_set():
+    """A planner that is put on a trained model counts as that model's values were learned."""
+
+    class Discounted(ValuedPull):
+        discount = 0.9
+
+    assert make("cem", CONTINUOUS, Discounted).discount == 0.9
+    assert make("cem", CONTINUOUS, Discounted, discount=0.5).discount == 0.5
+    state, candidates = start(CONTINUOUS), torch.zeros(2, 1, 3, 2)
+    score = make("cem", CONTINUOUS, Discounted).score(state, candidates)
+    cost = -state.square().sum(-1, keepdim=True)
+    torch.testing.assert_close(score, (1 + 0.9 + 0.81 + 0.729) * cost)
+
+
 def test_rewards_stop_where_the_episode_does():
     """A reward counts with the probability that the episode has gone on until then."""
 
@@ -190,8 +236,8 @@ def test_a_model_without_what_the_planner_needs_is_refused():
 
 def test_layouts_follow_the_action_space():
     """A box is continuous entries, (multi-)discrete actions are one-hots, as the codec encodes them."""
-    assert CEM(action=ActionSpec("continuous", (2, 3))).layout.size == 6
-    assert CEM(action={"kind": "discrete", "shape": [2], "classes": [3, 4]}).layout.classes == (3, 4)
+    assert make_planner(CEM, action=ActionSpec("continuous", (2, 3))).layout.size == 6
+    assert make_planner(CEM, action={"kind": "discrete", "shape": [2], "classes": [3, 4]}).layout.classes == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +257,7 @@ def test_layouts_follow_the_action_space():
 def test_wrong_settings_of_the_other_planners_are_refused(planner, settings, words):
     """Each planner names the setting that it cannot plan with."""
     with pytest.raises(ConfigError, match=words):
-        planner(**{"action": CONTINUOUS} | settings)
+        make_planner(planner, **{"action": CONTINUOUS} | settings)
 
 
 def test_models_that_a_planner_cannot_use_are_refused():
@@ -244,7 +290,7 @@ def test_icem_takes_its_elites_along():
     planner = make("icem", CONTINUOUS)
     first = planner.plan(start(CONTINUOUS), planner.initial_memory(2))
     settings = {"iterations": 1, "samples": 128, "elites": 12}
-    single = ICEM(action=CONTINUOUS, horizon=3, **settings)
+    single = make_planner(ICEM, action=CONTINUOUS, horizon=3, **settings)
     single.attach(planner.simulator)
     second = single.plan(start(CONTINUOUS), first.memory)
     best = first.candidates[torch.arange(2), first.elites[:, 0]]

@@ -1,24 +1,14 @@
-"""The block RSSM: its size, its reset masks, and the fast scan against the plain recurrence."""
+"""The block RSSM: its size, its reset masks, its loops over time against single steps."""
 
 from __future__ import annotations
-
-import copy
-import tracemalloc
 
 import pytest
 import torch
 from torch import Tensor
 
-from rl_lab.components.representation_learners import host_loops
-from rl_lab.components.representation_learners import rssm as rssm_module
-from rl_lab.components.representation_learners.base import Dream, LatentState, stack_states
-from rl_lab.components.representation_learners.host_loops import HostLoops, host_outside_gradients
-from rl_lab.components.representation_learners.posterior_scan import ScanFunctions, ScanInputs, StepLoops
-from rl_lab.components.representation_learners.rssm import BlockRSSM
-from rl_lab.nn import host_threads
-from rl_lab.nn.fusion import has_numba
+from rl_lab.components.world_models.base import LatentState, stack_states
+from rl_lab.components.world_models.rssm import BlockRSSM
 
-needs_numba = pytest.mark.skipif(not has_numba(), reason="the kernels for the CPU need Numba")
 B, T, EMBED, ACTION, DETER, GROUPS, CLASSES = 3, 7, 5, 3, 32, 4, 4
 
 
@@ -68,51 +58,19 @@ def test_parameter_count_of_size1m():
     assert sum(parameter.numel() for parameter in model.parameters()) == 364_416
 
 
-def cast(sequence: dict[str, Tensor | LatentState], dtype: torch.dtype) -> dict[str, Tensor | LatentState]:
-    def one(part: Tensor) -> Tensor:
-        return part.detach().to(dtype) if part.is_floating_point() else part
-
-    return {name: value.map(one) if isinstance(value, LatentState) else one(value) for name, value in sequence.items()}
-
-
-@pytest.mark.parametrize(
-    ("functions", "dtype", "tolerance"),
-    [
-        (ScanFunctions(StepLoops()), torch.float64, 1e-10),
-        pytest.param(ScanFunctions(HostLoops(), host_outside_gradients), torch.float32, 3e-5, marks=needs_numba),
-    ],
-)
-@pytest.mark.parametrize("threads", [1, 2])
-def test_scan_equals_the_plain_recurrence(rssm, sequence, functions, dtype, tolerance, threads, monkeypatch):
-    """States, logits and every gradient are those of the plain steps in float64, to rounding, however many threads
-    share the sequences."""
-    monkeypatch.setattr(host_threads, "_threads", threads)
-    monkeypatch.setattr(host_loops, "SEQUENCES", 1)
+def test_observing_a_sequence_is_observing_step_by_step(rssm, sequence):
+    """States, logits and every gradient."""
     generator = torch.Generator().manual_seed(2)
     probes = [torch.randn(B, T, n, generator=generator, dtype=torch.float64) for n in (DETER, GROUPS * CLASSES)]
-    logit_probe = torch.randn(B, T, GROUPS, CLASSES, generator=generator, dtype=torch.float64)
     results = []
-    for observe, kind in ((observe_plainly, torch.float64), (BlockRSSM.observe, dtype)):
-        model, given = copy.deepcopy(rssm).to(kind), cast(sequence, kind)
-        model._scans = [functions]
-        embed = given["embed"].requires_grad_()
-        leaves = [p for name, p in model.named_parameters() if not name.startswith("prior")] + [embed]
-        states, logits = observe(model, **given)
-        loss = (states.deter * probes[0]).sum() + (states.stoch * probes[1]).sum() + (logits * logit_probe).sum()
+    leaves = [p for name, p in rssm.named_parameters() if not name.startswith("prior")]
+    leaves.append(sequence["embed"].requires_grad_())
+    for observe in (observe_plainly, BlockRSSM.observe):
+        states, logits = observe(rssm, **sequence)
+        loss = (states.deter * probes[0]).sum() + ((states.stoch + logits.flatten(2)) * probes[1]).sum()
         results.append((*states[:2], logits, *torch.autograd.grad(loss, leaves)))
-    for plain, fast in zip(*results, strict=True):
-        torch.testing.assert_close(fast.double(), plain, rtol=tolerance, atol=tolerance)
-
-
-@needs_numba
-@pytest.mark.parametrize(("deter", "suits"), [(512, True), (2048, False)])
-def test_large_products_are_left_to_torch(deter, suits):
-    """The threads of the kernels' BLAS are not ours to set, so they take only what it computes with one."""
-    model = BlockRSSM(embed_size=EMBED, action_size=ACTION, deter=deter, hidden=64, groups=8, classes=8)
-    weights, *_ = model._scan_weights(torch.float32)
-    state, nothing = model.initial(2), torch.zeros(())
-    inputs = ScanInputs(state.deter, state.stoch, nothing, nothing, nothing, nothing)
-    assert HostLoops().suit(inputs, weights) == suits
+    for plain, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
 
 
 def test_first_flag_cuts_history(rssm, sequence):
@@ -161,57 +119,3 @@ def test_imagination_follows_the_prior(rssm, sequence):
     expected = rssm.distribution(rssm.prior(deter)).sample(noise[0]).flatten(-2)
     torch.testing.assert_close(dream.states.stoch[1], expected)
     torch.testing.assert_close(dream.actions, action_noise)
-
-
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 3e-5)])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_dreams_without_gradients_equal_those_with(rssm, sequence, dtype, tolerance, threads, monkeypatch):
-    """In float32 they have a form of their own on the CPU, which threads share: states, features and actions to
-    rounding."""
-    monkeypatch.setattr(host_threads, "_threads", threads)
-    monkeypatch.setattr(rssm_module, "FEW", 1)
-    start = cast(sequence, dtype)["initial"]
-    rssm.to(dtype)
-    noise = torch.empty(5, B, GROUPS, CLASSES, dtype=dtype).exponential_()
-    action_noise = 2.0 * torch.randn(5, B, ACTION, dtype=dtype)
-
-    def policy(features: Tensor, step_noise: Tensor) -> Tensor:
-        return step_noise + features[:, :ACTION]
-
-    def dream() -> Dream:
-        return rssm.imagine(start, policy, latent_noise=noise, action_noise=action_noise)
-
-    plain = dream()
-    with torch.no_grad():
-        fast = dream()
-    assert plain.features.requires_grad
-    for name in ("deter", "stoch"):
-        torch.testing.assert_close(
-            getattr(fast.states, name), getattr(plain.states, name).detach(), rtol=tolerance, atol=tolerance
-        )
-    torch.testing.assert_close(fast.features, plain.features.detach(), rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(fast.actions, plain.actions.detach(), rtol=tolerance, atol=tolerance)
-
-
-@needs_numba
-@pytest.mark.parametrize(("deter", "small"), [(512, True), (2048, False)])
-def test_only_small_models_lay_weights_out_for_a_dream(deter, small):
-    """A copy of the weights in every dream pays only where the kernel then works with them."""
-    model = BlockRSSM(embed_size=EMBED, action_size=ACTION, deter=deter, hidden=64, groups=8, classes=8)
-    start, noise, actions = model.initial(2), model.draw_noise((1, 2), "cpu"), torch.zeros(1, 2, ACTION)
-
-    def dream() -> Dream:
-        return model.imagine(start, lambda features, draw: draw, latent_noise=noise, action_noise=actions)
-
-    expected = dream()
-    with torch.no_grad():
-        dream()  # what is compiled or loaded once, is so before memory is looked at
-        tracemalloc.start()
-        try:
-            found = dream()
-            _, most = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-    shared_part = 3 * model.hidden * deter * start.deter.element_size()  # of the core layer: the largest of the copies
-    assert (most >= shared_part) == small
-    torch.testing.assert_close(found.states.deter, expected.states.deter.detach(), rtol=3e-5, atol=3e-5)

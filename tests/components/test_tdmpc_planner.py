@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.components.planner_models import CONTINUOUS, DISCRETE, BrokenPull, ValuedPull
+from tests.packaged import adjusted
 
 from rl_lab.components.planners.action_layout import ActionLayout
 from rl_lab.components.planners.tdmpc import TDMPCPlanner
@@ -14,7 +15,7 @@ SMALL = {"samples": 32, "policy_samples": 4, "iterations": 3, "elites": 8}
 
 
 def make(layout=CONTINUOUS, model=ValuedPull, **settings):
-    planner = TDMPCPlanner(action=layout, **SMALL | {"horizon": 3} | settings)
+    planner = TDMPCPlanner(**adjusted("controllers/planners/tdmpc2", action=layout, **{**SMALL, **settings}))
     planner.attach(model(layout))
     return planner
 
@@ -29,7 +30,7 @@ def test_one_decision_follows_the_published_steps(momentum):
     memory = planner.initial_memory(1)
     plan = planner.plan(state, memory, noise=noise)
     mean, std = torch.zeros(3, 2), torch.full((3, 2), 2.0)
-    proposals = planner._fixed_candidates(state)[0]
+    proposals = planner.policy_sequences(state)[0]
     for iteration in range(2):
         drawn = (mean + std * noise["candidates"][iteration, 0]).clamp(-1, 1)
         candidates = torch.cat([proposals, drawn])
@@ -114,8 +115,9 @@ def test_candidates_that_are_not_finite_never_win():
 
 
 def test_more_iterations_for_many_actions():
-    assert TDMPCPlanner(action=ActionLayout(19)).iterations == 6
-    assert TDMPCPlanner(action=ActionLayout(20)).iterations == 8
+    for size, iterations in ((19, 6), (20, 8)):
+        settings = adjusted("controllers/planners/tdmpc2", action=ActionLayout(size))
+        assert TDMPCPlanner(**settings).iterations == iterations
 
 
 @pytest.mark.parametrize(

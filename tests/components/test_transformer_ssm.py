@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from rl_lab.components.representation_learners.base import LatentState, StateSpaceModel
-from rl_lab.components.representation_learners.transformer_ssm import TransformerSSM
+from rl_lab.components.world_models.base import LatentState, StateSpaceModel
+from rl_lab.components.world_models.transformer_ssm import TransformerSSM
 from rl_lab.errors import ConfigError
 
 B, T, EMBED, ACTION, DETER, GROUPS, CLASSES, WINDOW = 3, 9, 5, 3, 16, 4, 4, 4
@@ -117,17 +117,18 @@ def test_dreams_start_with_the_past_of_their_state(model, sequence):
     start = model.starts(states)
     assert start.memory.shape == (B, T, WINDOW - 1, 2 * 2 * DETER + 1)
     assert not start.memory.requires_grad
-    actions = torch.randn(B * T, 3, ACTION, dtype=torch.float64)
-    torch.manual_seed(0)
-    dreamed = model.imagine_actions(start, actions).deter.unflatten(0, (B, T))
+    actions = torch.randn(3, B * T, ACTION, dtype=torch.float64)
+    noise = torch.empty(3, B * T, GROUPS, CLASSES, dtype=torch.float64).exponential_()
+    dream = model.imagine(start, lambda _, action: action, latent_noise=noise, action_noise=actions)
+    dreamed = dream.states.deter[1].unflatten(0, (B, T))
     state = model.initial(B)
     for t in range(T):
         keep = (~sequence["is_first"][:, t, None]).double()
         state = state.map(lambda part, keep=keep: part * keep.view(-1, *[1] * (part.ndim - 1)))
         action = sequence["prev_action"][:, t] * keep
         state, _ = model.observe_step(state, action, sequence["embed"][:, t], sequence["noise"][t])
-        following, _ = model.advance(state, actions.unflatten(0, (B, T))[:, t, 0])
-        close(dreamed[:, t, 0], following)
+        following, _ = model.advance(state, actions[0].unflatten(0, (B, T))[:, t])
+        close(dreamed[:, t], following)
 
 
 @pytest.mark.parametrize("window", [2, 4, 32])

@@ -72,7 +72,7 @@ def test_hyper_parameters_exist(leaf: registry.ConfigEntry) -> None:
     """A hyper-parameter in YAML is an argument of the class that it configures."""
     node = yaml.safe_load(leaf.path.read_text())
     parameters = inspect.signature(load_target(leaf.name, node)).parameters
-    assert set(node) - {"_target_", "modules"} <= set(parameters)
+    assert set(node) - {"_target_", "modules", "defaults"} <= set(parameters)
 
 
 def test_size_picks_a_preset() -> None:

@@ -27,6 +27,8 @@ from rl_lab.orchestration.phases import PhaseNames, parse_phases
 from rl_lab.workflows.dreamer_v1 import DreamerV1
 from rl_lab.workflows.dreamer_v2 import DreamerV2
 from rl_lab.workflows.dreamer_v3 import DreamerV3
+from rl_lab.workflows.muzero import MuZero
+from rl_lab.workflows.world_models import WorldModels
 
 DIMS = {
     "observation": {"vector": {"kind": "vector", "shape": [4], "dtype": "float32", "classes": []}},
@@ -51,7 +53,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(registry, "plugin_folders", lambda: [plugin])
     trained: list[list[str]] = []
 
-    def check(overrides: list[str], *, config_dirs: Any = ()) -> Any:
+    def check(overrides: list[str], *, config_dirs: Any = (), trust: bool = False) -> Any:
         trained.append(overrides)
         if any(line.startswith("training.resume_path=") for line in overrides):
             keys = [line.partition("=")[0] for line in overrides if not line.startswith("training.resume_path=")]
@@ -100,7 +102,7 @@ def _parse_only(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_other_shell_lines_name_what_exists() -> None:
     """Targets of make and scripts that Python is given."""
-    targets = set(re.findall(r"^(\w+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):.*##", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page, words in shell_lines():
         if words[0] == "make":
             assert words[1] in targets, (page, words)
@@ -114,8 +116,16 @@ def test_other_shell_lines_name_what_exists() -> None:
 def test_curricula_load(text: str) -> None:
     """Every YAML block with training.phases is accepted."""
     node = yaml.safe_load(text)
-    sources = ("replay", *node.get("data_sources", {}))
-    names = PhaseNames(("update",), data_sources=sources, roles=("random", "policy", "critic"), evaluate_every=1000)
+    given = node.get("data_sources", {})
+    names = PhaseNames(
+        ("update", "update_world_model", "update_controller"),
+        other_hooks=("encode", "assess", "evolve"),
+        named_hooks=("distill", "clone"),
+        data_sources=("replay", *given),
+        prefilled=[name for name, source in given.items() if "_target_" in source],
+        roles=("random", "policy", "critic", "explorer", *node.get("controllers", {})),
+        evaluate_every=1000,
+    )
     assert parse_phases(node["training"]["phases"], names)
 
 
@@ -142,7 +152,7 @@ def _known_settings() -> set[str]:
     known |= {f"environment.{field.name}" for field in fields(EnvironmentSettings)}
     known |= {f"environment.atari.{field.name}" for field in fields(AtariSettings)}
     parts = [("optimizers.main", LaProp), ("data_sources.replay", SequenceReplay)]
-    for place, cls in [*parts, *(("workflow", cls) for cls in (DreamerV1, DreamerV2, DreamerV3))]:
+    for place, cls in [*parts, *(("workflow", cls) for cls in (DreamerV1, DreamerV2, DreamerV3, MuZero, WorldModels))]:
         known |= {f"{place}.{name}" for name in inspect.signature(cls).parameters}
     return known
 

@@ -46,10 +46,10 @@ def test_a_new_environment_goes_on_where_the_saved_one_stood(
     actions = random_actions(original, before + after)
     played = play(original, actions[:before])
     assert any(step.ended is not None for step in played), "the case must cover an episode's end"
-    state = original.get_state()
+    state = original.state_dict()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a replay that differs warns
-        restored = copy.set_state(state)
+        restored = copy.load_state_dict(state)
     assert_same_step(restored, VectorStep(played[-1].observation, played[-1].reward, played[-1].is_first))
     for left, right in zip(play(original, actions[before:]), play(copy, actions[before:]), strict=True):
         assert_same_step(left, right)
@@ -70,11 +70,11 @@ def test_both_back_ends_play_the_same_episodes(name: str, limit: int) -> None:
     actions = random_actions(sync, 120)
     for left, right in zip(play(sync, actions[:100]), play(process, actions[:100]), strict=True):
         assert_same_step(left, right)
-    state = process.get_state()
+    state = process.state_dict()
     again = make_vector_env(EnvironmentSettings(id=name, num_envs=3, backend="process", time_limit=limit), seed=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        again.set_state(state)
+        again.load_state_dict(state)
     for action in actions[100:]:
         expected = sync.step(action)
         assert_same_step(expected, process.step(action))
@@ -88,8 +88,8 @@ def test_state_is_loadable_without_executing_code(tmp_path: Any) -> None:
     env = make_vector_env(EnvironmentSettings(id="CartPole-v1", num_envs=2, backend="sync"), seed=0)
     env.reset()
     play(env, random_actions(env, 10))
-    torch.save(env.get_state(), tmp_path / "state.pt")
-    restored = env.set_state(torch.load(tmp_path / "state.pt", weights_only=True))
+    torch.save(env.state_dict(), tmp_path / "state.pt")
+    restored = env.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert restored.observation["vector"].shape == (2, 4)
 
 
@@ -99,7 +99,7 @@ def test_a_nondeterministic_environment_is_named() -> None:
     env.reset()
     play(env, random_actions(env, 7))
     with pytest.warns(RuntimeWarning, match="not deterministic"):
-        env.set_state(env.get_state())
+        env.load_state_dict(env.state_dict())
     assert [event["kind"] for event in env.drain_events()] == ["nondeterministic_environment"]
     assert env.drain_events() == []
 
@@ -119,7 +119,7 @@ def test_a_state_of_other_environments_is_refused() -> None:
     other = make_vector_env(EnvironmentSettings(id="CartPole-v1", num_envs=3, backend="sync"), seed=0)
     env.reset()
     with pytest.raises(CheckpointError, match="2 environments"):
-        other.set_state(env.get_state())
+        other.load_state_dict(env.state_dict())
 
 
 def test_held_out_seeds_do_not_depend_on_the_number_of_environments() -> None:

@@ -210,8 +210,8 @@ def test_send_and_receive_are_a_step_in_two_halves(backend: str) -> None:
     actions = random_actions(plain, 40)
     for action in actions[:30]:
         halves.send(action)
-        state = halves.get_state()
-        halves.set_state(state)
+        state = halves.state_dict()
+        halves.load_state_dict(state)
         halves.send(action)
         assert_same_step(plain.step(action), halves.receive())
     with pytest.raises(EnvironmentFailure, match=r"receive\(\) was called without"):
@@ -221,3 +221,43 @@ def test_send_and_receive_are_a_step_in_two_halves(backend: str) -> None:
         halves.send(actions[31])
     for env in (plain, halves):
         env.close()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_given_seeds_are_played_once_and_then_the_environments_stand_still(backend: Any) -> None:
+    """The same seed is the same episode in every environment; what was stopped or has ended is not stepped."""
+    env = make("CartPole-v1", backend, num_envs=4)
+    start = env.reset([5, 5, None, 6])
+    np.testing.assert_array_equal(start.observation["vector"][0], start.observation["vector"][1])
+    assert not np.array_equal(start.observation["vector"][0], start.observation["vector"][3])
+    env.stop(np.array([3]))
+    ends, last = 0, start
+    for _ in range(40):
+        last = env.step(np.zeros((4, 1), np.int32))
+        if last.ended is not None:
+            ends += 1
+            np.testing.assert_array_equal(last.ended.indices, [0, 1])
+            ending = last.ended.observation["vector"][0]
+    assert ends == 1
+    np.testing.assert_array_equal(last.observation["vector"][0], ending)
+    np.testing.assert_array_equal(last.observation["vector"][3], start.observation["vector"][3])
+    np.testing.assert_array_equal(last.reward, 0)
+    assert env.reset().is_first.all()
+    assert env.step(np.zeros((4, 1), np.int32)).reward.all()  # all play again
+    env.close()
+
+
+def test_car_racing_draws_only_the_pictures_that_are_looked_at() -> None:
+    """With an action repeat the frames between are not drawn, and nothing else changes."""
+    pytest.importorskip("Box2D")
+    action = np.array([[0.3, 0.8, -1.0]], np.float32)
+    single = make("CarRacing-v3", num_envs=1, normalize_actions=False)
+    repeated = make("CarRacing-v3", num_envs=1, normalize_actions=False, action_repeat=4)
+    single.reset()
+    repeated.reset()
+    frames = play(single, [action] * 12)
+    decisions = play(repeated, [action] * 3)
+    for index, decision in enumerate(decisions):
+        four = frames[4 * index : 4 * index + 4]
+        np.testing.assert_array_equal(decision.observation["image"], four[-1].observation["image"])
+        np.testing.assert_allclose(decision.reward, sum(step.reward for step in four), rtol=1e-6)

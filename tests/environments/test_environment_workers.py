@@ -63,7 +63,7 @@ def test_a_failed_episode_is_closed_as_truncated(tmp_path: Path, how: str, backe
     assert f"environment {failed}" in event["message"]
     later = play(env, random_actions(env, 9))
     assert [step.ended.indices.tolist() for step in later if step.ended is not None] == [[other], [failed], [other]]
-    state = env.get_state()
+    state = env.state_dict()
     assert state["episode"].tolist() == [2, 2]
     env.close()
 

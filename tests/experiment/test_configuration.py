@@ -61,7 +61,7 @@ def test_dims_come_from_the_environment() -> None:
     """Nobody types a shape; one that is typed and right is accepted."""
     prepared = prepare(["+experiment=random", "environment.id=Pendulum-v1", "_dims.action_size=1"])
     assert prepared.config["_dims"]["observation"]["vector"]["shape"] == [3]
-    assert prepared.config["_dims"]["action"] == {"kind": "continuous", "shape": [1], "classes": []}
+    assert prepared.config["_dims"]["action"] == {"kind": "continuous", "shape": [1], "classes": [], "mask": None}
 
 
 def test_numbers_keep_their_type() -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.components.planner_models import make_planner
 from tests.overrides import QUIET
+from tests.workflows.dreamer_family import make_v1, make_v2
 from tests.workflows.dreamer_parts import CONTINUOUS, make_dreamer
 from tests.workflows.tdmpc_parts import make_workflow
 
-from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.controller_manager import ControllerManager
 from rl_lab.components.planners.cem import CEM
 from rl_lab.components.planners.gradient import GradientPlanner
 from rl_lab.components.planners.policy_guided import PolicyGuided
@@ -30,7 +32,7 @@ SMALL = ["horizon=2", "samples=4", "elites=2", "iterations=1"]
 def planning_dreamer(planner: type, **settings):
     """A small Dreamer that plans in its evaluations."""
     workflow = make_dreamer(action=CONTINUOUS)
-    workflow.planner = planner(action=CONTINUOUS, horizon=3, discount=0.9, **settings)
+    workflow.planner = make_planner(planner, action=CONTINUOUS, horizon=3, discount=0.9, **settings)
     workflow.planner.attach(workflow.context.simulator)
     return workflow
 
@@ -46,6 +48,15 @@ def test_a_dreamers_run_is_evaluated_with_a_planner(dreamer_run: Path) -> None:
     assert result.as_dict()["planner"] == "cem " + " ".join(SMALL)
     assert "planner cem horizon=2" in result.text()
     assert "planner" not in evaluate_run(dreamer_run, episodes=1).as_dict()
+
+
+def test_a_tree_is_searched_in_a_dreamers_rssm(dreamer_run: Path) -> None:
+    """The actor is the prior, and the critic the value of new nodes."""
+    for rule in ("puct", "gumbel"):
+        settings = [f"rule={rule}", "simulations=4"]
+        assert len(evaluate_run(dreamer_run, episodes=1, planner="mcts", planner_settings=settings).result.returns) == 1
+    with pytest.raises(ConfigError, match="simulations=0"):
+        evaluate_run(dreamer_run, episodes=1, planner="mcts", planner_settings=["simulations=0"])
 
 
 def test_a_run_that_acts_by_its_policy_plans_when_asked_to(tmp_path: Path) -> None:
@@ -111,13 +122,21 @@ def test_an_rssm_has_all_that_planners_ask_for() -> None:
     assert plan.is_finite.all()
 
 
+@pytest.mark.parametrize(("make", "includes"), [(make_v1, True), (make_v2, True), (make_dreamer, False)])
+def test_a_dreamers_model_says_how_its_values_count(make: Callable, includes: bool) -> None:
+    """v1 and v2 train V(s) with the reward of s included, v3 without; all plan with the discount they learned with."""
+    workflow = make()
+    assert workflow.model.value_includes_reward is includes
+    assert workflow.model.discount == workflow.discount < 1.0
+
+
 def test_the_state_of_another_planner_is_left_out() -> None:
     """TD-MPC2's planner keeps a buffer in its checkpoints; CEM, put in its place, has none. Else names must agree."""
     saved = make_workflow()
     checkpoint = Checkpoint(Path("step-1"), "tdmpc2", 1, agent_state(saved, saved.context))
     other = make_workflow()
     controllers = dict(other.context.controllers.items())
-    planner = CEM(action=other.context.action_spec, horizon=2)
+    planner = make_planner(CEM, action=other.context.action_spec, horizon=2)
     context = replace(other.context, controllers=ControllerManager(controllers | {"planner": planner}))
     with pytest.raises(CheckpointError):
         load_agent(checkpoint, other, context)

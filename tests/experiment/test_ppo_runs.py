@@ -32,6 +32,7 @@ RECURRENT = [
     "components.memory.units=8",
     "workflow.sequence_length=8",
     "workflow.batch_size=1",
+    "optimizer@optimizers.main=torch",  # its state is saved, too
 ]
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.overrides import QUIET, TINY_DREAMER
+from tests.overrides import QUIET, RANDOM, TINY_DREAMER
 from tests.runs import run_in_parts
 
 from rl_lab.experiment.train import run_training
@@ -63,3 +63,28 @@ def test_accepted_overrides_are_listed(random_run: Path, tmp_path: Path, capsys:
     assert "these overrides: training.total_timesteps=120, logging.console=off" in capsys.readouterr().out
     assert "total_timesteps: 120" in (run / "config.yaml").read_text()
     assert json.loads((run / "summary.json").read_text())["env_steps"] == 120
+
+
+def test_a_run_that_was_killed_while_it_was_built_starts_again_in_place(tmp_path: Path) -> None:
+    """From the moment that a directory has its name, it holds the configuration."""
+    from rl_lab.experiment.prepare import prepare
+    from rl_lab.orchestration.run_directory import RunDirectory, list_runs
+
+    prepared = prepare([*RANDOM, *QUIET])
+    run = RunDirectory.create(tmp_path, "random", 0, config=prepared.to_yaml(), overrides=list(RANDOM))
+    assert [found.path for found in list_runs(tmp_path)] == [run.path]
+    outcome = run_training([f"training.resume_path={run.path}"])
+    assert (outcome.code, outcome.folder) == (0, run.path)
+    assert (run.info()["status"], run.info()["overrides"]) == ("completed", list(RANDOM))
+
+
+def test_a_signal_while_a_run_is_built_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ends with the signal's status, and no run is left that would claim to be running."""
+    import os
+    import signal
+
+    monkeypatch.setattr("rl_lab.experiment.train.build", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended:
+        run_training([*RANDOM, *QUIET, f"run_root={tmp_path}"])
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert not list(tmp_path.glob("*/*"))

@@ -11,7 +11,7 @@ from tests.runs import run_in_parts
 from rl_lab.experiment.imagination import imagine_run
 from rl_lab.experiment.train import run_training
 
-TRANSFORMER = "components/representation_learners@components.rssm=transformer"
+TRANSFORMER = "components/world_models@components.rssm=transformer"
 CONTRASTIVE = "components/decoders@components.decoder=contrastive"
 BASE = [*TINY_DREAMER[:-1], *QUIET, "logging.every=8", "evaluation.imagination=false", "evaluation.every=1000"]
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from xml.etree import ElementTree
 
 import numpy as np
 
-from rl_lab.metrics.charts import Panel, Series, png_chart, short_number, smooth, svg_chart, svg_file, thin
+from rl_lab.metrics.charts import COLOURS, Panel, Series, png_chart, short_number, smooth, svg_chart, svg_file, thin
+from rl_lab.metrics.page_style import CSS
 
 
 def test_inline_svg_is_self_contained_and_takes_the_page_colour():
@@ -70,3 +72,9 @@ def test_drawing_touches_nothing_global():
         "sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_pages_and_charts_share_their_colours() -> None:
+    """The pages of `rl-lab ui` draw with the style sheet's palette, reports with this one."""
+    palette = re.findall(r"--c\d:(#[0-9a-f]{6})", CSS)
+    assert tuple(palette) == COLOURS

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl_lab.metrics.logger import MetricsLogger, format_row
+from rl_lab.metrics.logger import DAMAGED, MetricsLogger, format_row
 
 
 class RecordingSink:
@@ -91,10 +91,10 @@ def test_truncate_gives_the_file_of_a_run_that_was_never_killed(tmp_path):
     for step in (10, 20, 30):
         log(first, step, loss=step / 7)
         if step == 20:
-            position = first.position()
+            position, checksum = first.position(), first.checksum
     first.close()
     resumed, whole = MetricsLogger(path), MetricsLogger(straight)
-    assert resumed.truncate(position) == position
+    assert resumed.truncate(position, checksum) is None
     for step in (30, 40):
         log(resumed, step, loss=step / 7)
     for step in (10, 20, 30, 40):
@@ -117,13 +117,40 @@ def test_a_torn_last_line_is_repaired(tmp_path, torn):
     assert [row["env_steps"] for row in rows(path)] == [10, 20]
 
 
-def test_truncate_beyond_the_end_keeps_whole_rows(tmp_path):
-    """Where rows were lost, the rest stays readable and the caller can see that something is missing."""
-    logger = MetricsLogger(tmp_path / "metrics.jsonl")
-    log(logger, 10, loss=1.0)
-    end = logger.position()
-    assert logger.truncate(end + 1000) == end
-    assert logger.truncate(end - 1) == 0
+def test_lost_rows_are_told_and_the_damaged_file_is_kept(tmp_path):
+    """A file that was cut short in the middle of a row: the whole rows stay."""
+    path = tmp_path / "metrics.jsonl"
+    logger = MetricsLogger(path)
+    for step in (10, 20, 30):
+        log(logger, step, loss=1.0)
+    position, checksum = logger.position(), logger.checksum
+    logger.close()
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) - 20])
+    logger = MetricsLogger(path)
+    assert "rows are missing" in logger.truncate(position, checksum)
+    assert [row["env_steps"] for row in rows(path)] == [10, 20]
+    assert (tmp_path / DAMAGED).read_bytes() == content[: len(content) - 20]
+    assert logger.truncate(logger.position(), logger.checksum) is None
+
+
+@pytest.mark.parametrize("damage", [b"\x00\xff\n\n{", b'{"env'])
+def test_a_damaged_row_is_told_and_left_out(tmp_path, damage):
+    """Bytes that changed in the middle of the file, which keeps its length."""
+    path = tmp_path / "metrics.jsonl"
+    logger = MetricsLogger(path)
+    for step in (10, 20, 30):
+        log(logger, step, loss=1.0)
+    position, checksum = logger.position(), logger.checksum
+    logger.close()
+    content = path.read_bytes()
+    middle = len(content) // 2
+    path.write_bytes(content[:middle] + damage + content[middle + len(damage) :])
+    logger = MetricsLogger(path)
+    assert "checksum differs" in logger.truncate(position, checksum)
+    log(logger, 40, loss=1.0)
+    assert [row["env_steps"] for row in rows(path)] == [10, 30, 40]
+    assert (tmp_path / DAMAGED).exists()
 
 
 def test_sinks_hear_of_rows_and_of_the_purge(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from rl_lab.errors import RLLabError
 from rl_lab.metrics.comparison import _panels, compare_runs
+from rl_lab.metrics.logger import MetricsLogger
 from rl_lab.metrics.run_files import read_run
 from rl_lab.metrics.statistics import bootstrap_interval
 
@@ -77,3 +78,16 @@ def test_runs_of_very_different_length_share_a_logarithmic_axis(make_run, tmp_pa
     assert all(panel.log_x for panel in _panels({"a": alike, "b": [short]}, TRAINING))
     compare_runs([alike[0].folder, short.folder], tmp_path)
     assert (tmp_path / "comparison.png").stat().st_size > 0
+
+
+def test_time_counts_from_where_a_run_came_to_speed(make_run):
+    """A minute of compiling before the first row does not push a curve to the right."""
+    from rl_lab.metrics.comparison import _startup_s
+
+    folder = make_run("slow", rows=0, score=None)
+    logger = MetricsLogger(folder / "metrics.jsonl")
+    for row in range(1, 6):
+        logger.log(env_steps=100 * row, updates=row, wall_s=60.0 + 2.0 * row, phase="train", values={"train/x": 1.0})
+    logger.close()
+    assert _startup_s(read_run(folder)) == pytest.approx(60.0)
+    assert _startup_s(read_run(make_run("quick"))) == 0.0

@@ -10,7 +10,8 @@ from run_fixtures import write_run
 
 from rl_lab.metrics.glossary import explain, grouped
 from rl_lab.metrics.imagination import write_imagination
-from rl_lab.metrics.report import verdict, write_report
+from rl_lab.metrics.logger import MetricsLogger
+from rl_lab.metrics.report import render_report, verdict, write_report
 from rl_lab.metrics.run_files import read_run
 from rl_lab.metrics.video import write_video
 from rl_lab.records import ImaginedRollout
@@ -169,3 +170,47 @@ def test_videos_are_ordered_by_when_they_were_made(make_run):
         (folder / "videos" / name).write_bytes(b"")
     names = [path.name for path in read_run(folder).videos()]
     assert names == ["eval-0000000100.gif", "eval-0000000200.mp4", "final-0000000200.mp4", "eval-s7.mp4"]
+
+
+def test_metrics_of_offline_phases_are_drawn_by_updates(make_run):
+    """Where no env step lies between rows, env steps would make a vertical line of every loss."""
+    folder = make_run("offline", rows=0, score=None)
+    logger = MetricsLogger(folder / "metrics.jsonl")
+    for update in range(1, 13):
+        values = {"train/loss/model": 1.0 / update}
+        logger.log(env_steps=500, updates=update, wall_s=1.0, phase="pretrain", values=values)
+    logger.close()
+    run = read_run(folder)
+    assert run.axis_of("train/loss/model") == "updates"
+    assert "train/loss/model by updates" in render_report(run)
+
+
+def test_the_last_step_is_drawn_once(make_run):
+    """The row of a run's end may follow another one of the same step."""
+    folder = make_run("twice", rows=3, score=None)
+    logger = MetricsLogger(folder / "metrics.jsonl")
+    logger.log(env_steps=600, updates=155, wall_s=9.0, phase="train", values={"train/grad_norm": 5.0})
+    logger.close()
+    x, y = read_run(folder).series("train/grad_norm")
+    assert x.tolist() == [200.0, 400.0, 600.0]
+    assert y[-1] == 5.0
+
+
+def test_the_verdict_names_the_agent(make_run):
+    """The best one is not the last one, and an untrained one is not called trained."""
+    folder = make_run("best")
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "selected": "best", "selected_step": 2000}))
+    assert verdict(read_run(folder)).startswith("The trained agent (best, step 2,000) returns 480")
+    (folder / "summary.json").write_text(json.dumps({**summary, "updates": 0}))
+    assert verdict(read_run(folder)).startswith("The agent, which is untrained because the run made no update, returns")
+
+
+def test_each_picture_of_planning_has_its_own_words(make_run):
+    """A planner whose model predicts no observations has no picture of paths, and no words about one."""
+    folder = make_run("planner")
+    (folder / "planning").mkdir()
+    (folder / "planning" / "values.png").write_bytes(b"png")
+    page = render_report(read_run(folder))
+    assert "What plans promised and what came" in page
+    assert "where some of the candidates would lead" not in page

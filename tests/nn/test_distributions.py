@@ -8,17 +8,8 @@ import pytest
 import torch
 from torch import distributions as td
 
-from rl_lab.nn.distributions import (
-    Bernoulli,
-    BoundedNormal,
-    MultiCategorical,
-    TanhNormal,
-    TruncatedNormal,
-    UnimixCategorical,
-    categorical_kl,
-    draw_noise,
-)
-from rl_lab.nn.math import softmax
+from rl_lab.nn.distributions import Bernoulli, MultiCategorical, UnimixCategorical, categorical_kl, draw_noise, softmax
+from rl_lab.nn.normals import BoundedNormal, TanhNormal, TruncatedNormal
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from rl_lab.errors import ConfigError
-from rl_lab.nn.layers import MLP, BlockLinear, Conv, Head, Linear, PooledConv, RMSNorm, UpsampleConv
-from rl_lab.nn.math import one_hot, symexp, symlog
+from rl_lab.nn.convolutions import Conv, PooledConv, UpsampleConv
+from rl_lab.nn.distributions import one_hot, symexp, symlog
+from rl_lab.nn.layers import MLP, BlockLinear, Head, Linear, RMSNorm
 
 
 @pytest.mark.parametrize(
@@ -176,22 +177,3 @@ def test_the_written_out_derivative_is_autograds(layers: int) -> None:
     network.requires_grad_(False)
     (frozen,) = torch.autograd.grad((network(x) * target).sum(), [x])
     torch.testing.assert_close(frozen, expected[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("outputs", [3, (1, 2)])
-def test_recorded_rows_have_the_derivative_of_rows_that_came_together(outputs: int | tuple[int, ...]) -> None:
-    """Layers that saw their rows part by part: outputs and gradients, also of the first rows alone, or of some in the
-    middle; with several output layers too."""
-    pytest.importorskip("numba")
-    torch.manual_seed(0)
-    head, x = Head(6, outputs, units=8, layers=2), torch.randn(4, 5, 6)
-    with torch.no_grad():
-        record = head.record(4, 5, like=x)
-        assert record is not None
-        parts = torch.stack([record.extend(part, at=5 * number) for number, part in enumerate(x)])
-    torch.testing.assert_close(parts, head(x).detach())
-    for rows, at in ((x, 0), (x[:2], 0), (x[1:3], 5)):
-        target, wanted = torch.randn(*rows.shape[:-1], 3), list(head.parameters())
-        expected, result = ((out * target).sum() for out in (head(rows), record.outputs(rows, at)))
-        torch.testing.assert_close(result, expected)
-        torch.testing.assert_close(torch.autograd.grad(result, wanted), torch.autograd.grad(expected, wanted))

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from rl_lab.nn.normalizers import ReturnNormalizer, RunningMeanStd
+from rl_lab.components.critics.dreamer import ReturnNormalizer
+from rl_lab.nn.normalizers import RunningMeanStd
 
 
 def test_percentiles_by_hand() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.errors import CheckpointError, ConfigError
-from rl_lab.nn.optimizers import LaProp
+from rl_lab.nn.optimizers import LaProp, Stepper, gradient_step, torch_optimizer
 
 SHAPES = ((5, 3), (70,), (2, 3, 50), (1,))
 
@@ -32,6 +32,11 @@ def set_gradients(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
         parameter.grad = value.clone()
 
 
+def updates(optimizer: LaProp) -> list[int]:
+    """How many each tensor has had."""
+    return optimizer.state_dict()["updates"][0].tolist()
+
+
 def literal_laprop(values: list[Tensor], steps: int, lr: float, warmup: int, agc: float | None) -> list[Tensor]:
     """The formulas one by one, in float64."""
     values = [value.double() for value in values]
@@ -45,7 +50,7 @@ def literal_laprop(values: list[Tensor], steps: int, lr: float, warmup: int, agc
             v[k] = 0.999 * v[k] + 0.001 * g**2
             u = g / ((v[k] / (1 - 0.999**t)).sqrt() + 1e-20)
             m[k] = 0.9 * m[k] + 0.1 * u
-            values[k] = values[k] - lr * min(1.0, t / warmup) * m[k] / (1 - 0.9**t)
+            values[k] = values[k] - lr * min(1.0, (t - 1) / warmup) * m[k] / (1 - 0.9**t)
     return values
 
 
@@ -101,10 +106,11 @@ def learning_rates(count: int, **settings: float) -> list[float]:
 
 
 def test_learning_rate_rises_then_falls_to_its_end() -> None:
-    """Linear warm-up, then linear decay to `decay_to`, then constant."""
-    rates = learning_rates(10, lr=1.0, warmup=4, decay_to=0.2, decay_updates=4)
-    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
-    assert learning_rates(3, lr=1.0, warmup=2) == pytest.approx([0.5, 1.0, 1.0])
+    """Linear warm-up from 0 on, as optax has it, then linear decay to `decay_to`, then constant."""
+    rates = learning_rates(11, lr=1.0, warmup=4, decay_to=0.2, decay_updates=4)
+    assert rates == pytest.approx([0.0, 0.25, 0.5, 0.75, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
+    assert learning_rates(4, lr=1.0, warmup=2) == pytest.approx([0.0, 0.5, 1.0, 1.0])
+    assert learning_rates(3, lr=1.0, warmup=0, decay_to=0.5, decay_updates=1) == pytest.approx([1.0, 0.5, 0.5])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e30])
@@ -125,7 +131,7 @@ def test_non_finite_gradient_changes_nothing(bad: float) -> None:
         reference.step()
     for left, right in zip(disturbed, calm, strict=True):
         assert torch.equal(left, right)
-    assert optimizer.updates.item() == 3
+    assert updates(optimizer) == [3] * len(SHAPES)
     assert optimizer.skipped.item() == 1
 
 
@@ -140,7 +146,7 @@ def test_non_finite_first_update_and_loss_change_nothing() -> None:
     optimizer.step(loss=torch.tensor(math.inf))
     for left, right in zip(parameters, start, strict=True):
         assert torch.equal(left, right)
-    assert optimizer.updates.item() == 0
+    assert updates(optimizer) == [0] * len(SHAPES)
     assert optimizer.skipped.item() == 2
 
 
@@ -171,7 +177,7 @@ def test_state_survives_saving_without_code() -> None:
 def test_state_tensors_are_all_that_a_step_changes() -> None:
     """With the parameters they undo a step to the bit, as the warm-up of a CUDA graph needs."""
     parameters = make_parameters()
-    optimizer = LaProp(parameters, warmup=2)
+    optimizer = LaProp(parameters, warmup=0)
     results = []
     for _ in range(2):
         tensors = [*parameters, *optimizer.state_tensors()]
@@ -211,3 +217,98 @@ def test_parameter_without_gradient_counts_as_zero_gradient() -> None:
 def test_bad_settings_are_explained(settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LaProp(make_parameters(), **settings)
+
+
+def test_a_step_of_some_tensors_leaves_the_others_as_they_are() -> None:
+    """Each tensor's path, warm-up included, is that of an optimiser of its own that stepped as often."""
+    parameters, alone = make_parameters(), make_parameters()
+    optimizer, own = LaProp(parameters, lr=1e-2, warmup=3), [LaProp([p], lr=1e-2, warmup=3) for p in alone]
+    for t, chosen in enumerate([(0, 2), (1, 3), (0, 1, 2, 3), (2,), (1, 2)]):
+        set_gradients(parameters, gradients(t))
+        set_gradients(alone, gradients(t))
+        optimizer.step(only=[parameters[index] for index in chosen])
+        for index in chosen:
+            own[index].step()
+    torch.testing.assert_close(parameters, alone)
+    assert updates(optimizer) == [2, 3, 4, 2]
+
+
+def two_sides() -> tuple[dict[str, nn.Module], nn.Module]:
+    torch.manual_seed(0)
+    sides = {"left": nn.Linear(3, 3), "right": nn.Linear(3, 1)}
+    return sides, nn.Sequential(*sides.values())
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one optimiser", "one for each side"])
+def test_sides_step_alone_or_together(several: bool) -> None:
+    """Of a network in two parts, with one LaProp for both or any optimiser for each."""
+    sides, network = two_sides()
+    if several:
+        optimizers = {name: torch.optim.SGD(part.parameters(), lr=0.1) for name, part in sides.items()}
+    else:
+        optimizers = {"main": LaProp(network.parameters(), lr=0.1, warmup=0)}
+    stepper = Stepper(optimizers, {name: [part] for name, part in sides.items()})
+    for side in ("left", "right", None):
+        before = {name: part.weight.detach().clone() for name, part in sides.items()}
+        stepper.zero_grad()
+        loss = network(torch.ones(2, 3)).square().sum()
+        loss.backward()
+        stepper.step(loss, side)
+        moved = [name for name, part in sides.items() if not torch.equal(part.weight, before[name])]
+        assert moved == (["left", "right"] if side is None else [side])
+        names = [f"optimizer/{name}_grad_norm" for name in moved] if several else ["optimizer/grad_norm"]
+        assert [name for name in stepper.metrics() if name.endswith("grad_norm")] == names
+
+
+def test_a_side_that_was_left_out_is_told_of_though_the_other_one_moved() -> None:
+    """Metrics are of all steps since they were asked for."""
+    sides, network = two_sides()
+    stepper = Stepper({"main": LaProp(network.parameters())}, {name: [part] for name, part in sides.items()})
+    for side, loss in (("left", torch.tensor(torch.nan)), ("right", torch.tensor(0.0))):
+        stepper.zero_grad()
+        stepper.step(loss, side)
+    assert stepper.metrics()["optimizer/nonfinite"].item() == 1.0
+    assert stepper.metrics() == {}
+
+
+def test_an_optimiser_of_both_sides_that_cannot_step_one_is_refused() -> None:
+    sides, network = two_sides()
+    stepper = Stepper({"main": torch.optim.AdamW(network.parameters())}, {"left": [sides["left"]]})
+    loss = network(torch.ones(2, 3)).sum()
+    loss.backward()
+    with pytest.raises(ConfigError, match=r"optimizers\.main holds .* AdamW cannot step one of them alone"):
+        stepper.step(loss, "left")
+
+
+def test_any_optimiser_leaves_out_an_update_that_is_not_finite() -> None:
+    """As RL Lab's own ones do."""
+    _, network = two_sides()
+    stepper = Stepper({"main": torch.optim.AdamW(network.parameters(), lr=0.1)}, {"all": [network]})
+    before = [value.detach().clone() for value in network.parameters()]
+    loss = network(torch.full((2, 3), torch.inf)).sum()
+    loss.backward()
+    stepper.step(loss)
+    assert stepper.metrics()["optimizer/nonfinite"].item() == 1.0
+    assert all(torch.equal(left, right) for left, right in zip(network.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_torch_optimizers_by_name(clip: float | None) -> None:
+    """Torch's own step, after the gradient was scaled down to the limit; the norm before it is reported."""
+    ours, theirs = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.full((4, 3), 5.0)
+    optimizer = torch_optimizer(ours.parameters(), name="RMSprop", clip=clip, lr=0.1, alpha=0.9)
+    metrics = gradient_step(optimizer, ours(x).square().mean())
+    plain = torch.optim.RMSprop(theirs.parameters(), lr=0.1, alpha=0.9)
+    theirs(x).square().mean().backward()
+    norm = torch.nn.utils.clip_grad_norm_(theirs.parameters(), float("inf") if clip is None else clip)
+    plain.step()
+    torch.testing.assert_close(metrics["grad_norm"], norm)
+    torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()))
+
+
+def test_unknown_torch_optimizer() -> None:
+    """The message has the nearest name."""
+    with pytest.raises(ConfigError, match="RMSprop"):
+        torch_optimizer(torch.nn.Linear(1, 1).parameters(), name="RMSProp", clip=None, lr=0.1)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_lab.nn import strided_convs
-from rl_lab.nn.strided_convs import StridedConv, StridedDeconv
+from rl_lab.nn import convolutions
+from rl_lab.nn.convolutions import StridedConv, StridedDeconv
 
 
 @pytest.mark.parametrize("spare", [0, 4], ids=["", "padded"])
@@ -17,7 +17,7 @@ from rl_lab.nn.strided_convs import StridedConv, StridedDeconv
 )
 def test_by_phases_it_is_the_same_convolution(layer, size, spare, monkeypatch):
     """With all gradients, and with channels added that nothing is read from."""
-    monkeypatch.setattr(strided_convs, "spare_channels", lambda x, channels: spare)
+    monkeypatch.setattr(convolutions, "spare_channels", lambda x, channels: spare)
     torch.manual_seed(0)
     conv = layer().double()
     x = torch.randn(2, conv.in_channels, size, size, dtype=torch.float64, requires_grad=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_lab.errors import ConfigError
-from rl_lab.nn.two_hot import TwoHot
+from rl_lab.nn.distributions import TwoHot
 
 
 def literal_target(value: float, bins: list[float]) -> list[float]:

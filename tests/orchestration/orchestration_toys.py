@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.controller_manager import ControllerManager
 from rl_lab.data_sources.base import DataSource, SourceContext
 from rl_lab.environments.base import VectorEnv
 from rl_lab.metrics.console import RunConsole
@@ -61,10 +61,10 @@ class CountingEnvs(VectorEnv):
     def _step(self, reward: np.ndarray, first: np.ndarray) -> VectorStep:
         return VectorStep({"vector": np.array(self._at, np.float32)[:, None]}, reward, first)
 
-    def get_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"at": list(self._at)}
 
-    def set_state(self, state: dict[str, Any]) -> VectorStep:
+    def load_state_dict(self, state: dict[str, Any]) -> VectorStep:
         self._at = list(state["at"])
         return self._step(np.zeros(self.num_envs, np.float32), np.array([at == 0 for at in self._at]))
 

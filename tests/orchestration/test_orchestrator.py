@@ -14,7 +14,9 @@ import torch
 from orchestration_toys import CountingEnvs, build
 
 from rl_lab.errors import CheckpointError, ConfigError, NonFiniteError, RLLabError
+from rl_lab.orchestration.conditions import LEARNED, RECORDED
 from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.workflows.context import HookResult
 
 JOINT = {"name": "joint", "duration": 1000, "workflow_hooks": ["collect", "world_model", "controller"]}
 
@@ -135,6 +137,20 @@ def test_until_is_fed_by_evaluations(tmp_path):
     orchestrator = build(tmp_path, [phase])
     orchestrator.run()
     assert orchestrator.scheduler.env_steps == 8
+
+
+def test_a_condition_on_a_metric_that_updates_do_not_report(tmp_path):
+    """It is told after a few rows, with the nearest name; what rows hold is known to the checks."""
+    phase = {**JOINT, "until": {"metric": "train/weigth", "at_least": 1e9}}
+    with pytest.raises(
+        ConfigError, match=r"'train/weigth', which its updates do not report\. Did you mean 'train/weight'"
+    ):
+        build(tmp_path, [phase], total=200).run()
+    sound = build(tmp_path, [{**phase, "until": {"metric": "train/weight", "at_least": 1e9}}], total=80)
+    assert sound.run() == 0
+    known = (*RECORDED, "env_steps", "updates", "wall_s", "phase")
+    names = {name for row in rows(sound) for name in row if not name.startswith("eval/final_")}
+    assert {name for name in names if not name.startswith(LEARNED)} <= set(known)
 
 
 @pytest.mark.parametrize(("minutes", "env_steps"), [(0.0, 8), (60.0, 40)])
@@ -344,6 +360,28 @@ def test_the_best_agent_plays_the_final_episodes_where_asked(tmp_path):
     assert torch.equal(orchestrator.workflow.layer.weight, best.state["components"]["layer"]["weight"])
 
 
+def test_the_last_line_names_the_agent_and_the_final_evaluation_shows_progress(tmp_path):
+    """Which agent played, at which step it stood, and how far the episodes are."""
+    phases = [{**JOINT, "workflow_hooks": [*JOINT["workflow_hooks"], {"eval": {"every": 20}}]}]
+    orchestrator = build(tmp_path, phases, best_metric="eval/return_mean", select="best", final_episodes=4)
+    console, shown = orchestrator.recorder.console, []
+    console.message = console.activity = shown.append
+    assert orchestrator.run() == 0
+    assert "over 4 fresh episodes (best, step 40)" in shown[-1]
+    assert "final evaluation, 4 of 4 episodes" in shown
+    summary = json.loads(orchestrator.run_directory.summary_json.read_text())
+    assert (summary["selected"], summary["selected_step"]) == ("best", 40)
+
+
+def test_a_picture_that_fails_does_not_fail_the_run(tmp_path):
+    """The run is complete; what could not be drawn is an event."""
+    orchestrator = build(tmp_path, [JOINT], total=8)
+    orchestrator.on_complete = [lambda: 1 / 0]
+    assert orchestrator.run() == 0
+    assert events(orchestrator) == ["no_picture"]
+    assert orchestrator.run_directory.info()["status"] == "completed"
+
+
 def test_an_unknown_best_metric_is_named(tmp_path):
     """With the metrics that an evaluation has."""
     phase = {**JOINT, "workflow_hooks": ["collect", {"eval": {"every": 8}}]}
@@ -358,3 +396,25 @@ def test_close_closes_everything(tmp_path):
     envs = orchestrator.context.train_envs
     assert isinstance(envs, CountingEnvs)
     assert envs.closed
+
+
+def test_a_long_hook_works_in_parts_and_counts_what_it_took(tmp_path):
+    """A hook that is not finished is called again; its env steps and updates move the clock, so the run is saved."""
+    phases = [{"type": "offline", "duration_cycles": 2, "workflow_hooks": ["distill"]}]
+    orchestrator = build(tmp_path, phases, log_every=100)
+    calls = []
+
+    def distill(*, phase):
+        calls.append(phase.name)
+        finished = len(calls) % 3 == 0
+        return HookResult(
+            {"distilled": len(calls)}, env_steps=2, updates=int(finished), finished=finished, log=finished
+        )
+
+    orchestrator._hooks["distill"] = distill
+    assert orchestrator.run() == 0
+    assert len(calls) == 6
+    assert (orchestrator.scheduler.env_steps, orchestrator.scheduler.updates) == (12, 2)
+    logged = [row["workflow/distilled"] for row in rows(orchestrator) if "workflow/distilled" in row]
+    assert logged == [2, 5]  # the mean of each finished whole
+    orchestrator.close()

@@ -220,3 +220,13 @@ def test_a_mistake_is_named_with_its_place(case):
     raw, message = BAD[case]
     with pytest.raises(ConfigError, match=message):
         parse_phases(raw, NAMES)
+
+
+def test_a_phase_without_hooks_makes_the_joint_update_once():
+    """A workflow that also offers the parts of its update does not do them again by default."""
+    names = PhaseNames(update_hooks=("update", "update_world_model", "update_controller"), default_ratio=0.5)
+    (phase,) = parse_phases(None, names)
+    assert [hook.name for hook in phase.hooks if hook.kind == "update"] == ["update"]
+    fill = {"name": "fill", "type": "warmup", "duration_steps": 10}
+    _, offline = parse_phases([fill, {"name": "fit", "type": "offline", "duration_updates": 3}], names)
+    assert [hook.name for hook in offline.hooks] == ["update"]

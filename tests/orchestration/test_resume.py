@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.controller_manager import ControllerManager
 from rl_lab.data_sources.base import SourceContext
 from rl_lab.data_sources.replay import SequenceReplay
 from rl_lab.environments import EnvironmentSettings, make_vector_env

@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.torture.locks import contend
 
 from rl_lab.errors import RunNotFoundError
-from rl_lab.orchestration.run_directory import RunDirectory, RunLockedError, find_run, list_runs
+from rl_lab.orchestration.run_directory import RunDirectory, find_run, list_runs
+from rl_lab.orchestration.run_lock import RunLockedError
 
 
 def started(root: Path, experiment: str = "dreamer_v3_cartpole", seed: int = 0) -> RunDirectory:
@@ -98,12 +100,18 @@ with RunDirectory({str(run.path)!r}).lock():
     assert not (run.path / "lock.json").exists()
 
 
+def test_simultaneous_attempts_at_the_lock_have_one_winner(tmp_path):
+    """Eight processes behind a barrier, again and again: a file that is new and still empty is no stale lock."""
+    assert contend(tmp_path, processes=8, rounds=40) == [1] * 40
+
+
 def test_a_torn_lock_does_not_lock_forever(tmp_path):
     """A process killed between making and filling the file leaves an empty one."""
     run = RunDirectory.create(tmp_path, "x", 0)
-    (run.path / "lock.json").write_text("")
-    with run.lock():
-        pass
+    for content in ("", "[]", '{"pid": "x", "host": 3}', "\\x00"):
+        (run.path / "lock.json").write_text(content)
+        with run.lock():
+            pass
 
 
 def test_events_are_cut_back_with_the_run(tmp_path):
@@ -126,7 +134,7 @@ def test_a_failing_disk_does_not_hide_the_error(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("rl_lab.orchestration.run_directory.os.replace", full)
+    monkeypatch.setattr("rl_lab.orchestration.files.os.replace", full)
     run.finish("failed", "some error")
     with pytest.raises(OSError, match="No space left"):
         run.finish("completed")

@@ -303,7 +303,7 @@ def test_state_restored_at_every_point_continues_exactly():
         if point % 2:
             first.next_action()  # asking changes nothing
         second = make(RICH, total=60)
-        second.set_state(json.loads(json.dumps(first.get_state())))
+        second.load_state_dict(json.loads(json.dumps(first.state_dict())))
         assert head + trace(second, envs=3) == whole
 
 
@@ -314,19 +314,19 @@ def test_a_finished_run_goes_on_when_its_budget_grows():
     trace(first, envs=3)
     assert first.next_action() is None
     second = make(RICH, total=90)
-    second.set_state(first.get_state())
+    second.load_state_dict(first.state_dict())
     rest = trace(second, envs=3)
     assert rest.count("collect") == longer.count("collect") - 10
     third = make(RICH, total=30)
-    third.set_state(first.get_state())
+    third.load_state_dict(first.state_dict())
     assert third.next_action() is None
 
 
 def test_state_of_other_phases_is_refused():
     """A checkpoint made with another curriculum does not load silently."""
-    state = make(RICH).get_state()
+    state = make(RICH).state_dict()
     with pytest.raises(CheckpointError, match="made with other phases"):
-        make(RICH[:2]).set_state(state)
+        make(RICH[:2]).load_state_dict(state)
 
 
 def test_the_implicit_phase_collects_updates_and_evaluates():

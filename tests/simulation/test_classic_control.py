@@ -24,6 +24,7 @@ RANGES = {
     "Acrobot-v1": (3.1, 3.1, 10.0, 20.0),
 }
 OFFSET = {"MountainCar-v0": -0.3, "MountainCarContinuous-v0": -0.3}
+SETTINGS = {"action_repeat": "auto", "normalize_actions": True, "shaping": 0.0, "precision": "float32"}
 
 
 def real_transitions(name: str) -> dict[str, np.ndarray]:
@@ -85,7 +86,8 @@ def test_a_state_is_read_off_its_observation(name):
     seen = task.encode(state)
     torch.testing.assert_close(task.encode(task.decode(seen)), seen)
     spec = {"vector": {"shape": [task.observation_size]}}
-    simulator = make_analytic_simulator(environment=name, observation=spec, action={"kind": task.action.kind})
+    own = {"environment": name, "observation": spec, "action": {"kind": task.action.kind}, "kwargs": {}}
+    simulator = make_analytic_simulator(**own, **SETTINGS)
     assert simulator.observe({"vector": seen.float()}).shape == state.shape
 
 
@@ -143,9 +145,9 @@ def test_what_the_equations_do_not_cover_is_refused(changes, words):
         "action": {"kind": "discrete"},
         "kwargs": {"render_mode": "rgb_array", "sutton_barto_reward": True},
     }
-    make_analytic_simulator(**fitting)
+    make_analytic_simulator(**fitting, **SETTINGS)
     with pytest.raises(ConfigError, match=words):
-        make_analytic_simulator(**fitting | changes)
+        make_analytic_simulator(**fitting | changes, **SETTINGS)
 
 
 def test_arguments_of_the_environment_change_the_dynamics():

@@ -75,27 +75,19 @@ def test_what_a_rollout_cannot_do_is_said():
         Bare().value(start())
 
 
-def test_the_service_passes_on_to_the_model_attached_last():
+def test_the_service_has_the_model_attached_last():
     """A planner that keeps the service plans in the present model."""
     service = SimulatorService()
     with pytest.raises(ConfigError, match="No simulator is attached"):
-        service.value(start())
+        _ = service.simulator
     service.attach(Bare())
-    assert not service.has_value
-    service.attach(Line())
-    assert service.has_value
-    assert service.has_policy
-    state = service.observe({"vector": torch.tensor([[3.0]])})
-    assert service.value(state).tolist() == [-9.0]
-    assert service.policy(state).tolist() == [[-1.5]]
-    assert service.step(state, torch.ones(1, 1)).reward.tolist() == [-16.0]
-    assert service.rollout(state, None, 2).reward.shape == (1, 2)
+    service.attach(line := Line())
+    assert service.simulator is line
 
 
 def test_states_are_repeated_for_candidates():
     """Environment-major, through dicts, tuples and named tuples."""
-    service = SimulatorService(Line())
-    assert service.spread(start(), 2)["x"][:, 0].tolist() == [4, 4, -2, -2]
+    assert Line().spread(start(), 2)["x"][:, 0].tolist() == [4, 4, -2, -2]
     nested = map_state(lambda value: value + 1, (torch.zeros(1), [torch.ones(1)]))
     assert [nested[0].item(), nested[1][0].item()] == [1.0, 2.0]
     step = map_state(lambda value: value * 2, SimulatedStep(torch.ones(1), torch.ones(1), torch.ones(1)))

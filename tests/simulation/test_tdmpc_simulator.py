@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.workflows.tdmpc_parts import CONTINUOUS, DISCRETE, make_workflow, randomize
 
+from rl_lab.kernels import registry
 from rl_lab.specs import ActionSpec
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -15,8 +16,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def _with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever there are some; nothing is compiled."""
     pytest.importorskip("triton")
-    for place in ("latent_mlp", "two_hot"):
-        monkeypatch.setattr(f"rl_lab.nn.{place}.has_triton", lambda tensor: True)
+    candidates = registry._candidates
+    monkeypatch.setattr(registry, "_candidates", lambda module, device: candidates(module, torch.device("cuda")))
     monkeypatch.setattr("rl_lab.simulation.tdmpc.compile_block", lambda function, **_: function)
 
 
@@ -34,7 +35,8 @@ def test_plans_with_kernels_are_worth_what_the_plain_ones_are(action: ActionSpec
             latent = simulator.observe(seen)
             returns.append(workflow.planner.score(latent, candidates))
         simulator.compile_blocks(torch.float16)
-    assert simulator.model.fused
+    layers = [part for part in simulator.model.modules() if isinstance(part, registry.Accelerated)]
+    assert all(layer.kernels for layer in layers)
     assert returns[0].std() > 0.01
     torch.testing.assert_close(returns[1], returns[0], rtol=0.02, atol=0.02)
 

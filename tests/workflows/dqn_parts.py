@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from typing import Any
 
-from rl_lab.components.controllers.manager import ControllerManager
-from rl_lab.components.controllers.q_networks import QNetwork
+import torch
+from tests.packaged import packaged
+from torch import nn
+
+from rl_lab.components.controller_manager import ControllerManager
+from rl_lab.components.critics.dreamer import SlowTarget
 from rl_lab.components.encoders import MultiKeyEncoder
 from rl_lab.components.frame_stack import FrameStack
+from rl_lab.components.q_functions.dqn import QNetwork
 from rl_lab.data_sources.base import DataSource
 from rl_lab.nn.flat_adam import FlatAdam
 from rl_lab.records import SequenceBatch
@@ -27,29 +33,33 @@ def make_dqn(
     dueling: bool = False,
     lr: float = 1e-3,
     clip: float | None = 10.0,
+    target: tuple[float, int] = (1.0, 250),  # rate, every
     sources: dict[str, DataSource] | None = None,
     action: ActionSpec = ACTION,
     seed: int = 0,
     device: str = "cpu",
     compile_: bool = False,
-    **hyperparameters,
+    workflow: type[DQN] = DQN,
+    network: type[QNetwork] = QNetwork,
+    encoder: Callable[..., nn.Module] = MultiKeyEncoder,
+    optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
+    **hyperparameters: Any,
 ) -> DQN:
     torch.manual_seed(0)
     frames = FrameStack(observation=observation, depth=depth)
-    encoder = MultiKeyEncoder(
-        observation=frames.observation, layers=0, depth=4, use_symlog=False, image_encoder="nature"
-    )
-    q = QNetwork(encoder=encoder, action=action, units=16, layers=2, dueling=dueling).to(device)
+    encoder_ = encoder(observation=frames.observation, layers=0, depth=4, use_symlog=False, image_encoder="nature")
+    q = network(encoder=encoder_, action=action, units=16, layers=2, dueling=dueling).to(device)
+    slow = SlowTarget(q, rate=target[0], every=target[1]).to(device)
     trained = [value for value in q.parameters() if value.requires_grad]
     context = WorkflowContext(
         config={}, device=torch.device(device), seed=seed, observation_spec=observation, action_spec=action,
-        components={"frame_stack": frames}, controllers=ControllerManager({"q": q}),
-        optimizers={"main": FlatAdam(trained, lr=lr, clip=clip)}, data_sources=sources or {},
-        compile=compile_,
+        components={"frame_stack": frames, "target": slow}, controllers=ControllerManager({"q": q}),
+        optimizers={"main": optimizer(trained) if optimizer else FlatAdam(trained, lr=lr, clip=clip)},
+        data_sources=sources or {}, compile=compile_,
     )  # fmt: skip
-    workflow = DQN(**({"batch_size": 24} | hyperparameters))
-    workflow.initialize(context)
-    return workflow
+    dqn = workflow(**(packaged("workflow/dqn") | {"batch_size": 24} | hyperparameters))
+    dqn.initialize(context)
+    return dqn
 
 
 def make_batch(workflow: DQN, *, seed: int = 0, weighted: bool = False) -> SequenceBatch:

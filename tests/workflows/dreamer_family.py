@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from tests.packaged import adjusted
 from tests.workflows.dreamer_parts import CONTINUOUS, VECTOR
 from torch import nn
 
-from rl_lab.components.controllers.actors import make_actor
-from rl_lab.components.controllers.critics import ScalarCritic, TwoHotCritic
-from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.actors.dreamer import make_actor
+from rl_lab.components.controller_manager import ControllerManager
+from rl_lab.components.critics.dreamer import ReturnNormalizer, ScalarCritic, TwoHotCritic
 from rl_lab.components.decoders import MultiKeyDecoder
 from rl_lab.components.encoders import MultiKeyEncoder
 from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
-from rl_lab.components.representation_learners.dense_rssm import DenseCategoricalRSSM, GaussianRSSM
+from rl_lab.components.world_models.dense_rssm import DenseCategoricalRSSM, GaussianRSSM
+from rl_lab.kernels import registry
 from rl_lab.nn.flat_adam import FlatAdam
-from rl_lab.nn.normalizers import ReturnNormalizer
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import WorkflowContext
 from rl_lab.workflows.dreamer import Dreamer
@@ -42,7 +43,7 @@ def make_v1(
     )  # fmt: skip
     size = {"feature_size": rssm.feature_size, "units": sizes["units"], "style": "dreamer_v1"}
     components = _model(networks, rssm, reward=_normal_reward(size, layers=2))
-    workflow = DreamerV1(**(SHORT | {"train_ratio": 500.0} | settings))
+    workflow = DreamerV1(**adjusted("workflow/dreamer_v1", **(SHORT | settings)))
     if with_continue:
         components["continue"] = ContinuePredictor(**size, layers=3, discount=workflow.discount)
     controllers = {
@@ -66,7 +67,7 @@ def make_v2(
     )
     size = {"feature_size": rssm.feature_size, "units": sizes["units"], "style": "dreamer_v2"}
     components = _model(networks, rssm, reward=_normal_reward(size, layers=4))
-    workflow = DreamerV2(**(SHORT | settings))
+    workflow = DreamerV2(**adjusted("workflow/dreamer_v2", **(SHORT | settings)))
     if with_continue:
         components["continue"] = ContinuePredictor(**size, layers=4, discount=workflow.discount)
     controllers = {
@@ -98,10 +99,10 @@ def make_v3_2023(
         "critic": TwoHotCritic(**size, spacing="linear"),
     }
     chosen = {
-        "stored_latents": False, "actor_gradient": "auto", "root": "undiscounted",
+        "stored_latents": False, "actor_gradient": "auto", "first_discount": "data", "model_first": True,
         "loss_scales": {"dynamics": 0.5, "replay_value": 0.0},
     }  # fmt: skip
-    workflow = DreamerV3(**(SHORT | chosen | settings))
+    workflow = DreamerV3(**adjusted("workflow/dreamer_v3", **(SHORT | chosen | settings)))
     return _assembled(workflow, VECTOR, action, components, controllers, device, compile_)
 
 
@@ -148,6 +149,8 @@ def _assembled(
         components=components, controllers=ControllerManager(controllers), optimizers=optimizers,
         compile=compile_,
     )  # fmt: skip
+    if compile_:
+        registry.enable({**components, **controllers}, device=context.device)
     workflow.initialize(context)
     return workflow
 

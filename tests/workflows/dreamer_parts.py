@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import torch
+from tests.packaged import adjusted
 
-from rl_lab.components.controllers.actors import make_actor
-from rl_lab.components.controllers.critics import TwoHotCritic
-from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.actors.dreamer import make_actor
+from rl_lab.components.controller_manager import ControllerManager
+from rl_lab.components.critics.dreamer import ReturnNormalizer, TwoHotCritic
 from rl_lab.components.decoders import MultiKeyDecoder
 from rl_lab.components.encoders import MultiKeyEncoder
 from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
-from rl_lab.components.representation_learners.base import DETER, STOCH
-from rl_lab.components.representation_learners.rssm import BlockRSSM
-from rl_lab.nn.normalizers import ReturnNormalizer
+from rl_lab.components.world_models.base import DETER, STOCH
+from rl_lab.components.world_models.rssm import BlockRSSM
+from rl_lab.kernels import registry
 from rl_lab.nn.optimizers import LaProp
 from rl_lab.records import SequenceBatch
 from rl_lab.specs import ActionSpec, ObservationSpec
@@ -60,7 +61,12 @@ def make_dreamer(
         optimizers={"main": LaProp(parameters, lr=lr, warmup=0)}, compile=compile_,
         autocast_dtype=autocast_dtype,
     )  # fmt: skip
-    workflow = DreamerV3(**({"batch_size": 3, "sequence_length": 6, "horizon": 4} | hyperparameters))
+    workflow = DreamerV3(
+        **adjusted("workflow/dreamer_v3", **({"batch_size": 3, "sequence_length": 6, "horizon": 4} | hyperparameters))
+    )
+    if compile_:
+        dtype = autocast_dtype or torch.float32
+        registry.enable({**components, **controllers}, device=context.device, dtype=dtype)
     workflow.initialize(context)
     return workflow
 
@@ -71,7 +77,7 @@ def trainable_counts(workflow: Dreamer) -> dict[str, int]:
 
 
 def make_batch(
-    workflow: Dreamer, *, seed: int = 0, batch: int = 3, time: int = 7, latents: bool = True
+    workflow: Dreamer, *, seed: int = 0, batch: int = 3, time: int = 7, latents: bool = True, device: str = "cpu"
 ) -> SequenceBatch:
     """Random records; with latents, the context record is one of them."""
     generator = torch.Generator().manual_seed(seed)
@@ -94,9 +100,11 @@ def make_batch(
         extras[DETER] = (0.3 * torch.randn(batch, time, rssm.deter, generator=generator)).half()
         shape = (batch, time, rssm.groups)
         extras[STOCH] = torch.randint(0, rssm.classes, shape, generator=generator, dtype=torch.uint8)
+    first, last, terminal = (flags.to(device, copy=True) for _ in range(3))
     return SequenceBatch(
-        observation=observation, action=action, reward=reward, is_first=flags.clone(), is_last=flags.clone(),
-        is_terminal=flags.clone(), extras=extras,
+        observation={key: value.to(device) for key, value in observation.items()}, action=action.to(device),
+        reward=reward.to(device), is_first=first, is_last=last, is_terminal=terminal,
+        extras={key: value.to(device) for key, value in extras.items()},
     )  # fmt: skip
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import torch
+from tests.components.planner_models import make_planner
+from tests.packaged import adjusted
 
-from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.controller_manager import ControllerManager
 from rl_lab.components.decoders import MultiKeyDecoder
 from rl_lab.components.encoders import MultiKeyEncoder, QuantizedImages
 from rl_lab.components.planners.cem import CEM
 from rl_lab.components.predictors import RewardPredictor
-from rl_lab.components.representation_learners.dense_rssm import GaussianRSSM
+from rl_lab.components.world_models.dense_rssm import GaussianRSSM
+from rl_lab.kernels import registry
 from rl_lab.nn.flat_adam import FlatAdam
 from rl_lab.records import SequenceBatch
 from rl_lab.specs import ActionSpec, ObservationSpec
@@ -46,7 +49,7 @@ def make_planet(
     components = {"encoder": encoder, "rssm": rssm, "decoder": decoder, "reward": reward}
     if "image" in observation:
         components["preprocess"] = QuantizedImages()
-    planner = CEM(action=action, horizon=4, samples=20, iterations=3, elites=4, warm_start=warm_start)
+    planner = make_planner(CEM, action=action, horizon=4, samples=20, iterations=3, elites=4, warm_start=warm_start)
     modules = [*components.values(), planner]
     parameters = [p for module in modules for p in module.to(device).parameters()]
     context = WorkflowContext(
@@ -54,7 +57,9 @@ def make_planet(
         components=components, controllers=ControllerManager({"planner": planner}),
         optimizers={"main": FlatAdam(parameters, lr=lr, eps=1e-4, clip=1000.0)}, compile=compile_,
     )  # fmt: skip
-    workflow = PlaNet(**({"batch_size": B, "sequence_length": T} | hyperparameters))
+    workflow = PlaNet(**adjusted("workflow/planet", **({"batch_size": B, "sequence_length": T} | hyperparameters)))
+    if compile_:
+        registry.enable(components, device=context.device)
     workflow.initialize(context)
     return workflow
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.controller_manager import ControllerManager
 from rl_lab.environments.base import VectorEnv
 from rl_lab.records import EpisodeEnd, VectorStep
 from rl_lab.specs import ActionSpec, ObservationSpec
@@ -45,10 +45,10 @@ class TwoEnvs(VectorEnv):
         )
         return VectorStep(observation, np.array([1.0, 0.0], np.float32), np.array([False, True]), last)
 
-    def get_state(self):
+    def state_dict(self):
         return {"count": self.count}
 
-    def set_state(self, state):
+    def load_state_dict(self, state):
         self.count = state["count"]
         first = np.array([self.count == 0, self.count % 3 == 0])
         return VectorStep({"vector": np.full((2, 1), self.count, np.float32)}, np.zeros(2, np.float32), first)
@@ -156,8 +156,8 @@ def test_saved_state_continues_exactly(workflow, point):
     first = start(workflow())
     head = play(first, point)
     second = start(workflow())
-    second.restart(second.context.train_envs.set_state(first.context.train_envs.get_state()))
-    second.set_state(first.get_state())
+    second.restart(second.context.train_envs.load_state_dict(first.context.train_envs.state_dict()))
+    second.load_state_dict(first.state_dict())
     assert head + play(second, 20 - point) == whole
 
 
@@ -171,7 +171,7 @@ def test_random_actions_survive_a_block_boundary():
         first, second = RandomActions(spec, 3, seed=1), RandomActions(spec, 3, seed=2)
         for _ in range(point):
             first.draw()
-        second.set_state(first.get_state())
+        second.load_state_dict(first.state_dict())
         np.testing.assert_array_equal(second.draw(), expected[point])
 
 

@@ -19,9 +19,7 @@ from tests.workflows.dreamer_family import make_v1, make_v2
 from tests.workflows.dreamer_parts import CONTINUOUS, make_dreamer
 from tests.workflows.planet_parts import make_planet
 
-from rl_lab.components.representation_learners import host_loops, rssm
-from rl_lab.nn import distributions, layers, two_hot
-from rl_lab.nn.capture import CapturedStep
+from rl_lab.kernels.graphs import CapturedStep
 from rl_lab.specs import ObservationSpec
 from rl_lab.workflows.context import PhaseView
 from rl_lab.workflows.tdmpc2 import TDMPC2
@@ -43,10 +41,7 @@ PROCESSES = 2
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The GPU's paths instead of the host's own, without kernels and graphs."""
-    for module in (host_loops, rssm, layers, two_hot, distributions):
-        monkeypatch.setattr(module, "in_float32_on_host", lambda x: False)
-    monkeypatch.setattr(layers, "in_full_on_host", lambda x: False)
+    """The GPU's paths, without kernels and graphs."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     monkeypatch.setattr(CapturedStep, "__call__", lambda self, inputs: self._function(dict(inputs)))
 

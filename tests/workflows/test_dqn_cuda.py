@@ -31,7 +31,7 @@ def test_captured_equals_plain(observation: dict, depth: int, weighted: bool) ->
     for compile_ in (False, True):
         source = Priorities()
         workflow = make_dqn(
-            observation, depth=depth, n_step=3, double=True, dueling=True, target_every=2, device="cuda",
+            observation, depth=depth, n_step=3, double=True, dueling=True, target=(1.0, 2), device="cuda",
             compile_=compile_, sources={"replay": source},  # type: ignore[dict-item]
         )  # fmt: skip
         batches = [make_batch(workflow, seed=seed, weighted=weighted) for seed in range(4)]

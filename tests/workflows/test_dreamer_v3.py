@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from tests.packaged import adjusted
 from tests.workflows.dreamer_parts import (
     CONTINUOUS,
     DISCRETE,
@@ -16,15 +17,13 @@ from tests.workflows.dreamer_parts import (
     trainable_counts,
 )
 
-from rl_lab.components.representation_learners import host_loops, rssm
-from rl_lab.components.representation_learners.base import DETER, STOCH, LatentState
-from rl_lab.components.representation_learners.rssm import BlockRSSM
+from rl_lab.components.world_models.base import DETER, STOCH, Dream, LatentState
 from rl_lab.errors import ConfigError
-from rl_lab.nn import host_threads
+from rl_lab.kernels.copies import WorkingCopies
 from rl_lab.nn.layers import NormedLinear
-from rl_lab.nn.precision import WorkingCopies
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import PhaseView
+from rl_lab.workflows.dreamer import Behaviour
 from rl_lab.workflows.dreamer_v3 import DreamerV3
 
 PHASE = PhaseView("train", "online")
@@ -67,16 +66,12 @@ def test_free_nats_are_per_step():
     """max(free, KL) of every record and then the mean, not the max of the mean."""
     workflow = make_dreamer()
     data = workflow._replayed(inputs_of(make_batch(workflow)))
-    torch.manual_seed(0)
-    _, logits = workflow.rssm.observe(workflow.encoder(data.observation), data.prev_action, data.is_first, data.initial)
-    torch.manual_seed(0)
-    _, states, _ = workflow.world_model_losses(data)
-    posterior = 0.99 * logits.softmax(-1) + 0.01 / 4
-    prior = 0.99 * workflow.rssm.prior(states.deter).softmax(-1) + 0.01 / 4
+    filtered = workflow.filter(data)
+    posterior = 0.99 * filtered.posterior.softmax(-1) + 0.01 / 4
+    prior = 0.99 * workflow.rssm.prior(filtered.states.deter).softmax(-1) + 0.01 / 4
     kl = (posterior * (posterior / prior).log()).sum((-1, -2))
     workflow.free_nats = kl.median().item()  # half of the records above, half below
-    torch.manual_seed(0)
-    losses, _, metrics = workflow.world_model_losses(data)
+    losses, metrics = workflow.world_model_losses(filtered, data)
     torch.testing.assert_close(losses["dynamics"], kl.clamp(min=workflow.free_nats).mean())
     torch.testing.assert_close(metrics["latent/kl"], kl.mean())
     assert losses["dynamics"] > max(workflow.free_nats, kl.mean().item())
@@ -129,11 +124,9 @@ def test_replay_value_target_at_ends(monkeypatch):
     data = workflow._replayed(inputs_of(batch))
     returns, slow = torch.randn(3, 6), torch.zeros(3, 6)
     targets = {}
-    monkeypatch.setattr(
-        workflow.behaviour, "value_loss", lambda output, target, slow_value: targets.setdefault("t", target) * 0
-    )
+    monkeypatch.setattr(workflow, "value_loss", lambda logits, target, slow_value: targets.setdefault("t", target) * 0)
     states = LatentState(torch.zeros(3, 6, 32), torch.zeros(3, 6, 16))
-    workflow.replay_value_loss(states, data, returns, slow)
+    workflow.replay_losses(states, data, Behaviour({}, returns.flatten(), slow.flatten(), {}))
     reward, discount = data.reward, workflow.discount
     for row in range(3):
         expected = returns[row, -1]
@@ -151,16 +144,19 @@ def test_credit_alignment_in_dreams(monkeypatch):
     state 0 by λ·continue, and the action scored with it is the one taken in state 1."""
     workflow = make_dreamer(entropy_scale=0.0)
     horizon, starts, size = workflow.horizon, 5, workflow.rssm.feature_size
-    features = torch.randn(horizon + 1, starts, size)
+    deter, stoch = torch.randn(horizon + 1, starts, size).split([workflow.rssm.deter, workflow.rssm.stoch_size], -1)
     actions = torch.eye(3)[torch.randint(0, 3, (horizon, starts))]
+    dream = Dream.of(deter, stoch, actions)
+    features = dream.features
     planted = torch.zeros(horizon + 1, starts)
     planted[2] = 1.0
     cont = 0.9
-    monkeypatch.setattr(workflow.behaviour, "_dream", lambda start: (features, actions, None))
+    monkeypatch.setattr(workflow, "dream", lambda start: dream)
     monkeypatch.setattr(workflow.reward, "mean", lambda logits: planted)
     monkeypatch.setattr(workflow.continuation, "mean", lambda logits: torch.full((horizon + 1, starts), cont))
     states = LatentState(torch.zeros(1, starts, 32), torch.zeros(1, starts, 16))
-    losses, first_return, _, _ = workflow.behaviour.learn(states.flatten(), torch.zeros(starts, dtype=torch.bool))
+    data = workflow._replayed(inputs_of(make_batch(workflow, batch=1, time=starts + 1)))
+    losses, first_return, _, _ = workflow.behaviour_losses(states, data)
     torch.testing.assert_close(first_return, torch.full((starts,), 0.95 * cont))
     # By hand: advantages are the returns (values start at 0) over a scale of at least 1; weights contain state 0.
     log_prob = workflow.actor.distribution(workflow.actor(features[:-1])).log_prob(actions)
@@ -221,18 +217,18 @@ def test_imagined_rollout_ignores_what_it_must_predict():
 def test_misspelt_loss_scale_is_refused():
     """A scale that scales nothing is a mistake of the configuration."""
     with pytest.raises(ConfigError, match="Did you mean 'dynamics'"):
-        DreamerV3(loss_scales={"dynamic": 0.5})
+        DreamerV3(**adjusted("workflow/dreamer_v3", loss_scales={"dynamic": 0.5}))
 
 
 def test_dreams_copy_the_model_before_it_is_compiled(monkeypatch):
     """What a compiled model holds (functions, locks) need not be copyable."""
 
-    def compile_steps(model: BlockRSSM, dtype: torch.dtype) -> None:
-        model.compiled_with = threading.Lock()
+    def compile_steps(model) -> None:
+        model.compiled["observe_step"] = threading.Lock()
 
-    monkeypatch.setattr(BlockRSSM, "compile_steps", compile_steps)
+    monkeypatch.setattr("rl_lab.workflows.world_model.compile_steps", compile_steps)
     workflow = make_dreamer(compile_=True, autocast_dtype=torch.bfloat16)
-    twin = workflow.behaviour._dream_rssm
+    twin = workflow._dreams._model
     assert twin is not workflow.rssm
     assert twin.gates.weight.dtype == torch.bfloat16
     assert twin.core_norm.weight.dtype == torch.float32
@@ -259,28 +255,3 @@ def test_evaluation_takes_the_likeliest_action_or_samples(sample: bool) -> None:
     latent = LatentState(torch.randn(4, workflow.rssm.deter), torch.randn(4, workflow.rssm.stoch_size))
     first, second = (workflow._choose_action(latent, mode="eval") for _ in range(2))
     assert torch.equal(first, second) != sample
-
-
-def test_two_threads_compute_the_same(monkeypatch):
-    """Threads share the rows of small networks on the CPU: updates are those of one thread to rounding, and the same to
-    the last bit every time."""
-    pytest.importorskip("numba")
-    monkeypatch.setattr(host_threads, "MANY", 8)
-    monkeypatch.setattr(rssm, "FEW", 4)
-    monkeypatch.setattr(host_loops, "SEQUENCES", 1)
-
-    def updated(threads: int) -> dict[str, torch.Tensor]:
-        torch.set_num_threads(threads)
-        try:
-            workflow = make_dreamer()
-            torch.manual_seed(1)
-            metrics = [workflow.update(make_batch(workflow, seed=seed), phase=PHASE) for seed in range(2)]
-        finally:
-            torch.set_num_threads(1)
-        parameters = [p.detach().flatten() for part in workflow.context.components.values() for p in part.parameters()]
-        return {"metrics": metrics[-1].values_vector, "model": torch.cat(parameters)}
-
-    one, two, again = updated(1), updated(2), updated(2)
-    for name, values in two.items():
-        torch.testing.assert_close(values, one[name], rtol=1e-3, atol=1e-4)
-        assert torch.equal(values, again[name])

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
 from tests.workflows.dreamer_parts import CONTINUOUS, DISCRETE, make_batch, make_dreamer
 
-from rl_lab.nn.two_hot import TwoHot
-from rl_lab.records import SequenceBatch
+from rl_lab.nn.distributions import TwoHot
 from rl_lab.specs import ObservationSpec
 from rl_lab.workflows.context import PhaseView
 from rl_lab.workflows.dreamer_v3 import DreamerV3
@@ -25,19 +22,8 @@ NARROW = {"bin_limit": 3.0}
 FUSED = {"deter": 512, "hidden": 64, "groups": 16, "classes": 4, "units": 64, "depth": 4}
 
 
-def cuda_batch(workflow: DreamerV3) -> SequenceBatch:
-    batch = make_batch(workflow)
-    flags = ("action", "reward", "is_first", "is_last", "is_terminal")
-    return dataclasses.replace(
-        batch,
-        **{name: getattr(batch, name).cuda() for name in flags},
-        observation={key: value.cuda() for key, value in batch.observation.items()},
-        extras={key: value.cuda() for key, value in batch.extras.items()},
-    )
-
-
 def updates(workflow: DreamerV3, count: int) -> list[dict[str, float]]:
-    batch, history = cuda_batch(workflow), []
+    batch, history = make_batch(workflow, device="cuda"), []
     torch.cuda.manual_seed(0)
     for _ in range(count):
         metrics = workflow.update(batch, phase=PHASE)

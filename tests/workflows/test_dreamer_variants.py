@@ -17,7 +17,7 @@ from rl_lab.workflows.dreamer import Dreamer
 
 OBSERVATION = {"vector": ObservationSpec("vector", (4,), "float32")}
 ACTIONS = {"discrete": ActionSpec("discrete", (1,), (3,)), "continuous": ActionSpec("continuous", (2,))}
-TRANSFORMER = "components/representation_learners@components.rssm=transformer"
+TRANSFORMER = "components/world_models@components.rssm=transformer"
 CONTRASTIVE = "components/decoders@components.decoder=contrastive"
 EXPERIMENTS = ["dreamer_v1", "dreamer_v2", "dreamer_v3"]
 CASES = [*((name, "continuous") for name in EXPERIMENTS), ("dreamer_v2", "discrete"), ("dreamer_v3", "discrete")]

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from tests.workflows.dreamer_family import make_v1, make_v2, make_v3_2023
 from tests.workflows.dreamer_parts import CONTINUOUS, DISCRETE, make_batch
 
-from rl_lab.records import SequenceBatch
 from rl_lab.workflows.context import PhaseView
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 PHASE = PhaseView("train", "online")
-
-
-def on_gpu(batch: SequenceBatch) -> SequenceBatch:
-    moved = {name: getattr(batch, name).cuda() for name in ("action", "reward", "is_first", "is_last", "is_terminal")}
-    return dataclasses.replace(batch, **moved, observation={key: x.cuda() for key, x in batch.observation.items()})
 
 
 @pytest.mark.parametrize("action", [DISCRETE, CONTINUOUS])
@@ -28,7 +20,7 @@ def test_captured_updates_equal_plain_ones(make, action):
     histories = []
     for compile_ in (False, True):
         workflow = make(action=action, device="cuda", compile_=compile_)
-        batch = on_gpu(make_batch(workflow, latents=False))
+        batch = make_batch(workflow, latents=False, device="cuda")
         torch.cuda.manual_seed(0)
         histories.append([workflow.update(batch, phase=PHASE).values_vector.clone() for _ in range(3)])
     for plain, captured in zip(*histories, strict=True):

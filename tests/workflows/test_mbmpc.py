@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.components.planner_models import make_planner
 from tests.conftest import QUIET
+from tests.packaged import adjusted
 
-from rl_lab.components.controllers.actors import make_actor
-from rl_lab.components.controllers.critics import ScalarCritic
-from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.actors.dreamer import make_actor
+from rl_lab.components.controller_manager import ControllerManager
+from rl_lab.components.critics.dreamer import ScalarCritic
 from rl_lab.components.dynamics.models import GaussianDynamics
 from rl_lab.components.dynamics.outcomes import LearnedOutcome, Outcome
 from rl_lab.components.planners.cem import CEM
@@ -31,7 +33,7 @@ PHASE = PhaseView("plan", "online", "replay")
 
 def make_mbmpc(action: ActionSpec, *, guided: bool = True, **settings) -> MBMPC:
     torch.manual_seed(0)
-    dynamics = GaussianDynamics(observation=OBSERVATION, action=action, members=2, units=16, layers=1)
+    dynamics = GaussianDynamics(observation=OBSERVATION, action=action, members=2, elites=None, units=16, layers=1)
     outcome = LearnedOutcome(observation=OBSERVATION, action=action, units=16, layers=1)
     controllers, optimizers = {}, {"model": FlatAdam([*dynamics.parameters(), *outcome.parameters()], lr=3e-3)}
     if guided:
@@ -39,17 +41,18 @@ def make_mbmpc(action: ActionSpec, *, guided: bool = True, **settings) -> MBMPC:
         controllers["critic"] = ScalarCritic(feature_size=2, units=16, layers=1)
         trained = [value for part in controllers.values() for value in part.parameters() if value.requires_grad]
         optimizers["behaviour"] = FlatAdam(trained, lr=3e-3)
-        controllers["planner"] = PolicyGuided(
-            action=action, horizon=2, samples=8, policy_samples=2, iterations=1, elites=4, discount=0.9
-        )
+        small = {"action": action, "horizon": 2, "samples": 8, "policy_samples": 2, "iterations": 1, "elites": 4}
+        controllers["planner"] = make_planner(PolicyGuided, **small, discount=0.9)
     else:
-        controllers["planner"] = CEM(action=action, horizon=2, samples=8, elites=2, iterations=1, particles=2)
+        small = {"action": action, "horizon": 2, "samples": 8, "elites": 2, "iterations": 1, "particles": 2}
+        controllers["planner"] = make_planner(CEM, **small)
     context = WorkflowContext(
         config={}, device=torch.device("cpu"), seed=0, observation_spec=OBSERVATION, action_spec=action,
         components={"dynamics": dynamics, "outcome": outcome}, controllers=ControllerManager(controllers),
         optimizers=optimizers,
     )  # fmt: skip
-    workflow = MBMPC(**{"batch_size": 4, "sequence_length": 5, "value_horizon": 2} | settings)
+    small = {"batch_size": 4, "sequence_length": 5, "value_horizon": 2}
+    workflow = MBMPC(**adjusted("workflow/mbmpc", **small | settings))
     workflow.initialize(context)
     return workflow
 
@@ -168,9 +171,9 @@ def test_the_policy_guides_and_the_value_extends():
 def test_wrong_settings_are_refused():
     """Said with the setting's name."""
     with pytest.raises(ConfigError, match="sequence_length=1"):
-        MBMPC(sequence_length=1)
+        MBMPC(**adjusted("workflow/mbmpc", sequence_length=1))
     with pytest.raises(ConfigError, match="discount=2"):
-        MBMPC(discount=2.0)
+        MBMPC(**adjusted("workflow/mbmpc", discount=2.0))
 
 
 SMALL = [*QUIET, "evaluation.imagination=false",

@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from tests.components.planner_models import make_planner
 from tests.conftest import QUIET
 
-from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.controller_manager import ControllerManager
 from rl_lab.components.planners.cem import CEM
 from rl_lab.components.planners.gradient import GradientPlanner
 from rl_lab.components.planners.icem import ICEM
@@ -32,7 +33,7 @@ def make_mpc(environment: str, planner, *, shaping: float = 0.0, **settings) -> 
         config={}, device=torch.device("cpu"), seed=0, action_spec=task.action,
         observation_spec={"vector": ObservationSpec("vector", (task.observation_size,), "float32")},
         components={"simulator": AnalyticSimulator(task, shaping=shaping)},
-        controllers=ControllerManager({"planner": planner(action=task.action, **settings)}),
+        controllers=ControllerManager({"planner": make_planner(planner, action=task.action, **settings)}),
     )  # fmt: skip
     workflow = MPC()
     workflow.initialize(context)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.packaged import adjusted
 from tests.workflows.planet_parts import CONTINUOUS, DISCRETE, IMAGE, VECTOR, B, T, make_batch, make_planet
 from torch.distributions import Normal, kl_divergence
 
-from rl_lab.components.representation_learners.base import LatentState
+from rl_lab.components.world_models.base import LatentState
 from rl_lab.errors import ConfigError
 from rl_lab.workflows.context import PhaseView
 from rl_lab.workflows.planet import PlaNet
@@ -67,7 +68,7 @@ def test_the_reward_counts_ten_times() -> None:
         "observation": 1.0, "reward": 10.0, "continue": 1.0, "divergence": 1.0, "overshooting": 0.0, "probe": 0.01,
     }  # fmt: skip
     with pytest.raises(ConfigError, match="Did you mean 'reward'"):
-        PlaNet(loss_scales={"rewards": 1.0})
+        PlaNet(**adjusted("workflow/planet", loss_scales={"rewards": 1.0}))
 
 
 def overshooting_by_hand(workflow: PlaNet, batch, states: LatentState, params: torch.Tensor, noise: list) -> float:
@@ -98,15 +99,14 @@ def test_overshooting_equals_rolling_each_state(monkeypatch: pytest.MonkeyPatch)
     workflow = make_planet(overshooting_distance=4, loss_scales={"overshooting": 1.0}, free_nats=0.2)
     batch = make_batch(workflow)
     data = replayed(workflow, batch)
-    states, params = workflow.rssm.observe(
-        workflow.encoder(data.observation), data.prev_action, data.is_first, data.initial
-    )
+    filtered = workflow.filter(data)
     noise = [torch.randn(B * (T - distance), 4) for distance in range(1, 5)]
     drawn = iter(noise)
     monkeypatch.setattr(workflow.rssm, "draw_noise", lambda lead, device: next(drawn))
-    loss = workflow.overshooting_loss(states, params, data)
+    loss = workflow.overshooting_loss(filtered, data)
     with torch.no_grad():
-        assert loss.item() == pytest.approx(overshooting_by_hand(workflow, batch, states, params, noise), rel=1e-4)
+        expected = overshooting_by_hand(workflow, batch, filtered.states, filtered.posterior, noise)
+    assert loss.item() == pytest.approx(expected, rel=1e-4)
     loss.backward()
     assert workflow.rssm.prior_head.outputs[0].weight.grad.abs().sum() > 0
     assert workflow.rssm.cell.gates.weight.grad.abs().sum() > 0
@@ -117,7 +117,7 @@ def test_overshooting_equals_rolling_each_state(monkeypatch: pytest.MonkeyPatch)
 def test_overshooting_needs_a_distance_and_a_scale(wrong: dict) -> None:
     """One without the other would do nothing."""
     with pytest.raises(ConfigError, match="overshooting"):
-        PlaNet(**wrong)
+        PlaNet(**adjusted("workflow/planet", **wrong))
 
 
 @pytest.mark.parametrize("observation", [VECTOR, IMAGE], ids=["state", "pixels"])
@@ -125,13 +125,14 @@ def test_updates_learn_one_batch(observation: dict) -> None:
     """Overfitting one batch drives the losses down; the optimiser changes every part."""
     workflow = make_planet(observation, lr=1e-2)
     batch = make_batch(workflow)
-    before = [p.clone() for p in workflow.optimizer.params]
+    parameters = [p for part in workflow.context.components.values() for p in part.parameters()]
+    before = [p.detach().clone() for p in parameters]
     first = dict(workflow.update_world_model(batch, phase=PHASE))
     for _ in range(60):
         last = dict(workflow.update_world_model(batch, phase=PHASE))
     assert last["loss/reward"] < 0.5 * first["loss/reward"]
     assert last["loss/observation"] < first["loss/observation"]
-    assert all(not torch.equal(old, new) for old, new in zip(before, workflow.optimizer.params, strict=True))
+    assert all(not torch.equal(old, new) for old, new in zip(before, parameters, strict=True))
 
 
 def test_five_bit_images_are_seen_and_explained_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from torch.distributions import Categorical, Normal
 from rl_lab.errors import ConfigError
 from rl_lab.records import Rollout
 from rl_lab.specs import ObservationSpec
-from rl_lab.workflows.ppo import Judgement
 
 ACTIONS = {"discrete": DISCRETE, "continuous": CONTINUOUS, "multi_discrete": MULTI}
 IMAGE = {"image": ObservationSpec("image", (36, 40, 1), "uint8"), "vector": ObservationSpec("vector", (2,), "float32")}
@@ -58,7 +57,7 @@ def test_two_state_chain(terminal, lambda_):
     """Beyond a termination there is nothing; a truncation is worth what its last observation is worth (30)."""
     ppo = make_ppo(observation={"vector": ObservationSpec("vector", (1,), "float32")}, discount=0.5, lambda_=lambda_)
     ppo.critic = lambda features: features[..., 0]
-    target = ppo.judge(two_states(terminal=terminal)).target
+    target = ppo.estimate(two_states(terminal=terminal)).target
     last = 2.0 if terminal else 2.0 + 0.5 * 30.0
     first = 1.0 + 0.5 * (20.0 if lambda_ == 0.0 else last)
     assert target.tolist() == [first, last, first, last]
@@ -69,19 +68,19 @@ def test_advantages_equal_the_slow_recursion(recurrent):
     """Over rollouts that hold a termination and a truncation and stop in the middle of episodes."""
     ppo = make_ppo(recurrent=recurrent)
     rollout = make_rollout(ppo)
-    judgement = ppo.judge(rollout)
+    _, value, advantage, target = ppo.estimate(rollout)
     with torch.no_grad():
-        following, cut = ppo._successor_values(rollout, ppo._features(rollout))
-    _, value, advantage, target = map(torch.as_tensor, judgement)
+        next_value = ppo._next_values(rollout, ppo._features(rollout), value.view(6, 2))
+    following, cut = next_value[-1], next_value.view(-1)[rollout.cut_indices]
     expected = slow_gae(rollout, rollout.reward, value.view(6, 2), following, cut, 0.9, 0.8)
     torch.testing.assert_close(advantage.view(6, 2), expected)
     torch.testing.assert_close(target, advantage + value)
 
 
-def literal_losses(ppo, rollout, judgement, *, clip, value_clip):
+def literal_losses(ppo, rollout, old, *, clip, value_clip):
     """The objective with torch's own distributions, one decision at a time."""
     params, value = (head(ppo._features(rollout)) for head in (ppo.policy, ppo.critic))
-    advantage = (judgement.advantage - judgement.advantage.mean()) / (judgement.advantage.std() + 1e-8)
+    advantage = (old.advantage - old.advantage.mean()) / (old.advantage.std() + 1e-8)
     gains, errors, entropies = [], [], []
     for i, action in enumerate(rollout.action.flatten(0, 1)):
         if ppo.policy.action_kind == "continuous":
@@ -90,55 +89,37 @@ def literal_losses(ppo, rollout, judgement, *, clip, value_clip):
             parts = [Categorical(logits=logits) for logits in params[i].split(ppo.policy.spec.classes)]
         log_prob = sum(part.log_prob(a) for part, a in zip(parts, action, strict=True))
         entropies.append(sum(part.entropy() for part in parts))
-        ratio = torch.exp(log_prob - judgement.log_prob[i])
+        ratio = torch.exp(log_prob - old.log_prob[i])
         gains.append(min(ratio * advantage[i], torch.clip(ratio, 1 - clip, 1 + clip) * advantage[i]))
-        near = judgement.value[i] + torch.clip(value[i] - judgement.value[i], -value_clip, value_clip)
-        errors.append(max((value[i] - judgement.target[i]) ** 2, (near - judgement.target[i]) ** 2))
+        near = old.value[i] + torch.clip(value[i] - old.value[i], -value_clip, value_clip)
+        errors.append(max((value[i] - old.target[i]) ** 2, (near - old.target[i]) ** 2))
     policy, error, entropy = (sum(terms) / len(terms) for terms in (gains, errors, entropies))
     return {"policy": -policy, "value": error, "entropy": -entropy}
 
 
-@pytest.mark.parametrize("in_numpy", [True, False], ids=["NumPy", "torch"])
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
-def test_losses_equal_the_literal_ones(action, in_numpy):
-    """After the policy has moved, so that some ratios are clipped; the written-out gradients are autograd's."""
+def test_losses_equal_the_literal_ones(action):
+    """After the policy has moved, so that some ratios are clipped; gradients too."""
     ppo = make_ppo(action, clip=0.05, value_clip=0.1, entropy_scale=0.01, lr=0.01)
-    assert ppo._in_numpy
-    ppo._in_numpy = in_numpy
     rollout = make_rollout(ppo)
     for _ in range(3):
-        ppo.update(whole(rollout, is_final=False), phase=PHASE)
-    judgement = Judgement(*map(torch.as_tensor, ppo._judged[1]))
-    losses, backward, metrics = ppo.losses(ppo._minibatch(whole(rollout)))
-    ppo._in_numpy, ppo._flat = False, None
-    expected = literal_losses(ppo, rollout, judgement, clip=0.05, value_clip=0.1)
-    for name, value in expected.items():
-        assert float(losses[name]) == pytest.approx(float(value.detach()), rel=1e-4, abs=1e-6)
+        metrics = ppo.update(whole(rollout, is_final=False), phase=PHASE)
     assert 0.0 < float(metrics["policy/clipped"]) < 1.0
-    total = expected["policy"] + 0.5 * expected["value"] + 0.01 * expected["entropy"]
-    assert float(losses["total"]) == pytest.approx(float(total.detach()), rel=1e-4)
+    losses = ppo.batch_losses(whole(rollout))
+    expected = literal_losses(ppo, rollout, ppo._estimates[1], clip=0.05, value_clip=0.1)
     parameters = [*ppo.policy.parameters(), *ppo.critic.parameters()]
-    literal = torch.autograd.grad(total, parameters)
-    ppo.optimizer.zero_grad()
-    backward()
-    torch.testing.assert_close([parameter.grad for parameter in parameters], list(literal), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
-def test_numpy_learns_what_torch_does(action):
-    """The same judgement and the same parameters after a few updates, normalisers included."""
-    learned = []
-    for in_numpy in (True, False):
-        ppo = make_ppo(action, normalized=True, entropy_scale=0.01)
-        ppo._in_numpy = in_numpy
-        for number in range(2):
-            rollout = make_rollout(ppo, seed=number, number=number)
-            for is_final in (False, True):
-                ppo.update(whole(rollout, is_final=is_final), phase=PHASE)
-        learned.append(
-            [torch.as_tensor(part) for part in ppo._judged[1]] + [p.detach() for p in ppo.policy.parameters()]
+    for name, value in expected.items():
+        torch.testing.assert_close(losses[name], value, rtol=1e-4, atol=1e-6)
+        found, literal = (
+            torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+            for loss in (losses[name], value)
         )
-    torch.testing.assert_close(*learned, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(found, literal, rtol=1e-4, atol=1e-6)
+    before = [parameter.detach().clone() for parameter in parameters]
+    metrics = ppo.update(whole(rollout, is_final=False), phase=PHASE)
+    total = expected["policy"] + 0.5 * expected["value"] + 0.01 * expected["entropy"]
+    assert metrics["loss/total"] == pytest.approx(total.item(), rel=1e-4)
+    assert not torch.equal(before[0], parameters[0])
 
 
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
@@ -167,14 +148,13 @@ def test_actions_come_from_the_policy(action):
 
 
 def test_the_first_minibatch_has_ratio_one():
-    """What is judged is what acted: the policy has not moved yet, also through memory and normalisers."""
+    """Estimates and predictions agree before the first step, also through memory and normalisers."""
     for settings in ({}, {"recurrent": True}, {"normalized": True}):
         ppo = make_ppo(**settings)
         rollout = make_rollout(ppo)
-        metrics = ppo.losses(ppo._minibatch(whole(rollout)))[2]
+        log_ratio = ppo.predict(ppo._minibatch(whole(rollout))).log_ratio
         if not settings.get("recurrent"):  # there the random memories of later sequences are not the scanned ones
-            assert abs(float(metrics["policy/kl"])) < 1e-6
-            assert float(metrics["policy/clipped"]) == 0.0
+            torch.testing.assert_close(log_ratio, torch.zeros(12), rtol=0.0, atol=1e-5)
 
 
 def test_memory_is_cleared_where_episodes_begin():
@@ -191,8 +171,8 @@ def test_memory_is_cleared_where_episodes_begin():
     assert rollout.extras["memory"][2, 1].any()
     with torch.no_grad():
         torch.testing.assert_close(ppo._features(rollout).view(6, 2, -1), torch.stack(features))
-        metrics = ppo.losses(ppo._minibatch(whole(rollout, sequence=3)))[2]
-    assert abs(float(metrics["policy/kl"])) < 1e-6
+        log_ratio = ppo.predict(ppo._minibatch(whole(rollout, sequence=3))).log_ratio
+    assert log_ratio.abs().max() < 1e-5
 
     other = make_rollout(ppo)
     other.observation["vector"][:2, 0] += 10.0  # the episode that ended before
@@ -250,7 +230,7 @@ def test_rewards_are_scaled_by_the_spread_of_returns():
     rollouts = [make_rollout(ppo, seed=seed, number=seed) for seed in range(2)]
     returns, running = [], [0.0, 0.0]
     for rollout in rollouts:
-        ppo.judge(rollout)
+        ppo.estimate(rollout)
         for t in range(6):
             for env in range(2):
                 running[env] += float(rollout.reward[t, env])
@@ -258,4 +238,4 @@ def test_rewards_are_scaled_by_the_spread_of_returns():
                 running[env] *= 0.0 if rollout.is_last[t, env] else 0.9
     spread = float(np.std(returns))
     torch.testing.assert_close(ppo.reward_normalizer(rollouts[1].reward), rollouts[1].reward / spread)
-    torch.testing.assert_close(ppo._return_so_far, torch.tensor(running))
+    torch.testing.assert_close(ppo._running_return, torch.tensor(running))

@@ -51,8 +51,13 @@ def test_gradients_are_those_of_one_backward_pass(family: str) -> None:
         workflow: Any = FAMILIES[family]()
         inputs = workflow._inputs(dreamer_parts.make_batch(workflow, latents=bool(workflow.latent_specs)))
         torch.manual_seed(1)
-        learn = workflow._learn_side_by_side if branches else workflow._learn
-        total, losses, _, metrics = learn(inputs, *branches)
+        data = workflow._replayed(inputs)
+        if branches:
+            total, losses, _, metrics = workflow._learn_side_by_side(data, *branches)
+        else:
+            losses, _, metrics = workflow.losses(data)
+            total = workflow.total(losses)
+            total.backward()
         modules = [*workflow.context.components.values(), workflow.actor, workflow.critic]
         grads = {
             f"{type(module).__name__}.{name}": value.grad.clone()
@@ -74,14 +79,11 @@ def test_gradients_are_those_of_one_backward_pass(family: str) -> None:
     assert branch.told[-1] == "join"
 
 
-@pytest.mark.parametrize(("family", "waits"), [("v3", True), ("v3_without_replayed_values", False), ("v2", False)])
-def test_model_waits_for_dreams_only_where_it_learns_from_them(family: str, waits: bool) -> None:
-    """And then the critic's second gradient waits for its first."""
+def test_both_sides_run_beside_each_other() -> None:
+    """The dream and its losses, and the behaviour's backward pass beside the model's. In between each side waits for
+    the other: replayed states learn from the dreams' returns, and the critic has gradients of both."""
     torch.manual_seed(0)
-    workflow: Any = FAMILIES[family]()
+    workflow: Any = make_dreamer()
     branch = BranchOnHost()
-    workflow._learn_side_by_side(
-        workflow._inputs(dreamer_parts.make_batch(workflow, latents=bool(workflow.latent_specs))), branch
-    )
-    between = ["join", "fork"] if waits else []
-    assert branch.told == ["fork", "enter", "leave", *between, "enter", "leave", "join"]
+    workflow._learn_side_by_side(workflow._replayed(workflow._inputs(dreamer_parts.make_batch(workflow))), branch)
+    assert branch.told == ["fork", "enter", "leave", "join", "fork", "enter", "leave", "join"]

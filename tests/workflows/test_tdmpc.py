@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tdmpc_parts import CONTINUOUS, DISCRETE, make_batch, make_workflow, randomize
+from tests.packaged import adjusted
 
 import rl_lab
 from rl_lab.errors import ConfigError
@@ -70,6 +71,15 @@ def test_losses_and_priorities_follow_their_definition(action, monkeypatch) -> N
     torch.testing.assert_close(priority.detach(), torch.tensor(priorities), rtol=1e-4, atol=1e-6)
 
 
+def test_priorities_are_bounded() -> None:
+    """An error beyond all bounds counts 1e4, so that it does not take over the replay."""
+    workflow = make_workflow(TDMPC)
+    batch = make_batch(workflow, weighted=True)
+    batch.reward.fill_(1e9)
+    priority = workflow.model_losses(workflow._window(workflow._inputs(batch)))[2]
+    assert float(priority.max()) == pytest.approx(1e4)
+
+
 def test_policy_maximises_the_smaller_value(monkeypatch) -> None:
     workflow = make_workflow(TDMPC)
     randomize(workflow.q)
@@ -109,7 +119,7 @@ def test_plans_grow_longer_and_surer(monkeypatch) -> None:
     assert seen == [(1, 0.5), (2, 0.275), (3, 0.05), (3, 0.05)]
     other = make_workflow(TDMPC, schedule_steps=100)
     workflow.collect_step(50, phase=PHASE)
-    other.set_state(workflow.get_state())
+    other.load_state_dict(workflow.state_dict())
     assert other.planner.planned == 2
     chosen, state = other.act({"vector": np.ones((2, 4), np.float32)}, other.initial_state(2), mode="train")
     assert chosen.shape == (2, 2)
@@ -118,7 +128,7 @@ def test_plans_grow_longer_and_surer(monkeypatch) -> None:
 
 def test_wrong_schedules_are_named() -> None:
     with pytest.raises(ConfigError, match="first_horizon=9"):
-        TDMPC(first_horizon=9)
+        TDMPC(**adjusted("workflow/tdmpc", first_horizon=9))
 
 
 def test_a_run_trains_saves_and_acts(tmp_path: Path) -> None:

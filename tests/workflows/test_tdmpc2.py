@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tdmpc_parts import CONTINUOUS, DISCRETE, IMAGE, make_batch, make_workflow, randomize
+from tests.components.planner_models import make_planner
+from tests.packaged import adjusted
 from tests.runs import run_in_parts
 
 from rl_lab.components.planners.cem import CEM
@@ -19,9 +21,8 @@ from rl_lab.components.planners.gradient import GradientPlanner
 from rl_lab.components.planners.mppi import MPPI
 from rl_lab.errors import ConfigError, DataError
 from rl_lab.experiment.train import run_training
-from rl_lab.nn.math import symexp, symlog
+from rl_lab.nn.distributions import symexp, symlog
 from rl_lab.records import CollectResult, EpisodeSummary, SequenceBatch
-from rl_lab.simulation.simulator import Simulator
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import PhaseView
 from rl_lab.workflows.tdmpc2 import TDMPC2
@@ -243,22 +244,12 @@ def test_any_planner_plans_in_the_latent(planner) -> None:
     """Its simulator steps, values and differentiates like any other."""
     workflow = make_workflow()
     randomize(workflow.model, workflow.q)
-    other = planner(action=CONTINUOUS, horizon=2, discount=0.9)
+    other = make_planner(planner, action=CONTINUOUS, horizon=2, discount=0.9)
     other.attach(workflow.simulator)
     latent = workflow.simulator.observe({"vector": torch.randn(3, 4)})
     plan = other.plan(latent.detach(), other.initial_memory(3))
     assert plan.action.shape == (3, 2)
     assert bool(plan.value.isfinite().all())
-
-
-def test_sequences_are_worth_what_their_steps_are() -> None:
-    """The planner's inner loop has a shorter way through the same model."""
-    workflow = make_workflow()
-    randomize(workflow.model)
-    simulator = workflow.simulator
-    latent, actions = simulator.observe({"vector": torch.randn(5, 4)}), torch.rand(5, 3, 2) * 2 - 1
-    fast, slow = simulator.evaluate(latent, actions, 0.9), Simulator.evaluate(simulator, latent, actions, 0.9)
-    torch.testing.assert_close(fast, slow)
 
 
 def test_plans_with_short_weights_follow_the_updates(monkeypatch) -> None:
@@ -267,13 +258,16 @@ def test_plans_with_short_weights_follow_the_updates(monkeypatch) -> None:
     workflow = make_workflow()
     simulator, batch = workflow.simulator, make_batch(workflow)
     simulator.compile_blocks(torch.bfloat16)
+    simulator.observe({"vector": torch.ones(2, 4)})
     assert simulator.model is not workflow.model
     for _ in range(3):
         workflow.update(batch, phase=PhaseView("train", "online"))
     plan, _ = workflow.plan({"vector": np.ones((2, 4), np.float32)}, workflow.initial_state(2))
     assert plan.is_finite.all()
-    assert torch.equal(simulator.model.latent_output.weight, workflow.model.latent_output.weight.bfloat16())
-    assert torch.equal(simulator.prior.network.linears[0].weight, workflow.policy.network.linears[0].weight.bfloat16())
+    latent_output = workflow.model.latent_output.linear.weight
+    assert torch.equal(simulator.model.latent_output.linear.weight, latent_output.bfloat16())
+    first = workflow.policy.network[0].linear.weight
+    assert torch.equal(simulator.prior.network[0].linear.weight, first.bfloat16())
     weight = workflow.q.online.layers[0].linear.weight
     assert torch.equal(simulator.q.online.layers[0].linear.weight[:, : weight.shape[1]], weight.bfloat16())
 
@@ -320,7 +314,7 @@ def test_an_ending_is_refused_where_the_model_knows_none(monkeypatch) -> None:
 )
 def test_wrong_settings_are_named(settings: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TDMPC2(**settings)
+        TDMPC2(**adjusted("workflow/tdmpc2", **settings))
 
 
 TINY = [

@@ -59,7 +59,7 @@ def test_plans_in_float16_are_worth_what_the_plain_ones_are():
             returns.append(plan.returns)
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert workflow.simulator.model.latent_output.weight.dtype == torch.float16
+    assert workflow.simulator.model.latent_output.linear.weight.dtype == torch.float16
     torch.testing.assert_close(returns[1], returns[0], rtol=0.02, atol=0.02)
 
 

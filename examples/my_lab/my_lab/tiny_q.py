@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.components.actions import ActionCodec
-from rl_lab.components.controllers.critics import SlowTarget
+from rl_lab.components.critics.dreamer import SlowTarget
 from rl_lab.errors import ConfigError
 from rl_lab.metrics.values import Metrics
-from rl_lab.nn.math import one_hot
+from rl_lab.nn.distributions import one_hot
 from rl_lab.nn.optimizers import LaProp
 from rl_lab.records import BatchSpec, Observation, SequenceBatch
 from rl_lab.workflows.base import AgentState, Mode, Workflow

@@ -65,7 +65,7 @@ class DrawnAhead:
     # Saving -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Of the batches only which records they hold: none of those has changed since."""
+        """Only the positions of the batches' records: none of these records has changed since."""
         ids = torch.from_numpy(np.concatenate([ids for ids, _ in self._left])) if self._left else None
         spec = None if self._spec is None else list(self._spec)
         return {"taken": self._taken, "expected": self._expected, "spec": spec, "names": self._names, "ids": ids}

@@ -107,7 +107,8 @@ class DiskStorage(HostStorage):
     # Checkpoints ------------------------------------------------------------------------------------------------------
 
     def begin_checkpoint(self, held: np.ndarray) -> dict[str, int | list[int]]:
-        """What a checkpoint of this moment must remember. Rows of `held` records a stream are kept from now on."""
+        """The state that a checkpoint of this moment must hold. Rows of `held` records a stream are kept from now
+        on."""
         if self._journal is None:
             self._start_afresh()
         self._open_journal(self._journal_number() + 1)

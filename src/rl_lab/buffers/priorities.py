@@ -16,9 +16,9 @@ class PrioritySampler:
     """A window is drawn with the probability p^α / Σ p^α, where p is the priority of the record that it is trained on:
     its first one after the context.
 
-    Priorities belong to records and new records get the highest one so far; a priority of 0 is never drawn. The tree
-    holds only those records whose window is complete: enough records before them (of the same stream, not yet
-    overwritten) and after them. It follows the stream index when something is drawn.
+    Priorities belong to records, and new records get the highest one that the replay holds then (1 at first); a
+    priority of 0 is never drawn. The tree holds only those records whose window is complete: enough records before them
+    (of the same stream, not yet overwritten) and after them. It follows the stream index when something is drawn.
     """
 
     def __init__(self, index: StreamIndex, *, alpha: float) -> None:
@@ -28,7 +28,6 @@ class PrioritySampler:
         rows = index.num_envs * index.length
         self._masses = np.zeros(rows)  # p^α of every row, whether it can be drawn or not
         self._tree = SumTree(rows)
-        self._highest = 1.0  # the largest p^α so far
         self._known = index.written.copy()  # records whose masses are set
         self._followed = index.written.copy()  # records that the tree has heard of
         self._shape = (0, 0)  # context and length of the windows that the tree is for
@@ -73,7 +72,6 @@ class PrioritySampler:
             return
         masses = values**self._alpha if self._alpha else (values > 0.0).astype(np.float64)
         self._masses[rows] = masses
-        self._highest = max(self._highest, float(masses.max()))
         env = rows // self._index.length
         drawable = (sequence >= self._first[env]) & (sequence < self._stop[env])
         self._tree.set(rows[drawable], masses[drawable])
@@ -81,11 +79,12 @@ class PrioritySampler:
     # Following the ring -----------------------------------------------------------------------------------------------
 
     def _note_new(self) -> None:
-        """Records that arrived since the last look get the highest mass."""
+        """Records that arrived since the last look get the highest mass of those before them."""
         written = self._index.written
         if not np.array_equal(written, self._known):
+            highest = float(self._masses.max()) if self._known.any() else 1.0
             rows = self._rows(np.maximum(self._known, written - self._index.length), written)
-            self._masses[rows] = self._highest
+            self._masses[rows] = highest if highest > 0.0 else 1.0
             self._known = written.copy()
 
     def _follow(self, context: int, length: int) -> None:
@@ -125,12 +124,12 @@ class PrioritySampler:
     def state_dict(self) -> dict[str, Any]:
         """Saving changes nothing: when a record gets its mass must not depend on when a checkpoint was made."""
         masses, known = torch.from_numpy(self._masses.copy()), torch.from_numpy(self._known.copy())
-        return {"masses": masses, "known": known, "highest": self._highest}
+        return {"masses": masses, "known": known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """After the stream index was restored. The tree is filled when something is drawn."""
         self._masses[:] = state["masses"].numpy()
-        self._known, self._highest = state["known"].numpy().copy(), state["highest"]
+        self._known = state["known"].numpy().copy()
         self._shape = (0, 0)
         self._first[:] = 0
         self._stop[:] = 0

@@ -81,7 +81,7 @@ class RolloutPacker:
             self._cuts.append((row * self.num_envs + envs[cut], observation))
 
     def follow(self, step: VectorStep) -> None:
-        """What every environment stands at now. Its reward is 0 where an episode has just ended."""
+        """Take in the step that every environment stands at now. Its reward is 0 where an episode has just ended."""
         self._reward[self.filled - 1] += step.reward
         self._following = step
 

@@ -70,6 +70,15 @@ class StreamIndex:
         alive = (sequence < written) & (sequence >= written - self.length) & (ids >= 0)
         return alive, (env * self.length + sequence % self.length)[alive]
 
+    def stretch(self, start: int, count: int) -> np.ndarray:
+        """Ids of records number `start` to `start + count` of all that are held, stream by stream, oldest first."""
+        held = self.held()
+        ends = np.cumsum(held)
+        number = np.arange(start, min(start + count, int(ends[-1])))
+        env = np.searchsorted(ends, number, side="right")
+        sequence = self.written[env] - (ends[env] - number)
+        return sequence * self.num_envs + env
+
     # Windows ----------------------------------------------------------------------------------------------------------
 
     def window_counts(self, window: int) -> np.ndarray:

@@ -38,7 +38,7 @@ class SumTree:
         return float(self._flat[-1][0])
 
     def set(self, leaves: np.ndarray, masses: np.ndarray | float) -> None:
-        """Where a leaf comes twice the later mass stays."""
+        """Set the masses of leaves. Of a leaf that comes twice the later mass stays."""
         self._flat[0][leaves] = masses
         nodes = leaves
         for children, parents in zip(self._levels[:-1], self._flat[1:], strict=True):

@@ -39,6 +39,18 @@ def add_overrides(target: argparse.ArgumentParser) -> None:
     )
 
 
+def add_trust(target: argparse.ArgumentParser) -> None:
+    target.add_argument(
+        "--trust", action="store_true", help="let a run that was not made here name code of its own (docs/security.md)"
+    )
+
+
+def add_server(target: argparse.ArgumentParser) -> None:
+    target.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    target.add_argument("--port", type=natural, default=8600, help="default: 8600; the next free one where it is taken")
+    target.add_argument("--no-browser", dest="browser", action="store_false", help="do not open a browser")
+
+
 def positive(text: str) -> int:
     """An argparse type: a whole number above 0."""
     value = int(text) if text.isdigit() else 0

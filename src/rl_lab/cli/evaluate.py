@@ -25,7 +25,11 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--planner", metavar="NAME", help="plan in the run's model with this one of controllers/planners"
     )
+    parser.add_argument(
+        "--controller", metavar="ROLE", help="let the controller with this role play; 'agent': the agent itself"
+    )
     parser.add_argument("settings", metavar="key=value", nargs="*", help="settings of --planner")
+    arguments.add_trust(parser)
     options = parser.parse_intermixed_args(argv)
     if options.settings and options.planner is None:
         raise ConfigError(f"'{options.settings[0]}' is a setting of a planner: name it with --planner NAME.")
@@ -35,6 +39,7 @@ def run(argv: list[str]) -> int:
     result = evaluate_run(
         options.run, run_root=options.run_root, episodes=options.episodes, seed=options.seed, video=options.video,
         planner=options.planner, planner_settings=options.settings,
+        controller=options.controller, trust=options.trust,
     )  # fmt: skip
     if options.json:
         sys.stdout.write(json.dumps(result.as_dict()) + "\n")

@@ -20,6 +20,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--context", type=arguments.positive, help="observed steps before the prediction (default: 5)")
     parser.add_argument("--horizon", type=arguments.positive, help="predicted steps (default: 45)")
     parser.add_argument("--seed", type=arguments.natural, help="another seed, other episodes (default: the run's)")
+    arguments.add_trust(parser)
     options = parser.parse_intermixed_args(argv)
 
     from rl_lab.experiment.imagination import DEFAULT_CONTEXT, DEFAULT_HORIZON, imagine_run
@@ -30,6 +31,7 @@ def run(argv: list[str]) -> int:
         context=options.context or DEFAULT_CONTEXT,
         horizon=options.horizon or DEFAULT_HORIZON,
         seed=options.seed,
+        trust=options.trust,
     )
     sys.stdout.write("".join(f"{path}\n" for path in paths))
     return 0

@@ -17,8 +17,12 @@ COMMANDS = {
     "train": ("rl_lab.cli.train", "train an agent, or go on with a run"),
     "eval": ("rl_lab.cli.evaluate", "play held-out episodes with a trained agent"),
     "imagine": ("rl_lab.cli.imagine", "show what the model predicts beside what happened"),
+    "ui": ("rl_lab.cli.ui", "watch runs in the browser, compare them, play inside their dreams"),
+    "dream": ("rl_lab.cli.dream", "play inside the world model of a run, in the browser"),
+    "export": ("rl_lab.cli.export", "a dream as one HTML file, a policy as ONNX or TorchScript"),
     "list": ("rl_lab.cli.listing", "list experiments, environments, workflows, components, …"),
     "compare": ("rl_lab.cli.compare", "curves, table and confidence intervals of several runs"),
+    "data": ("rl_lab.cli.data", "record, inspect, convert and merge datasets"),
     "reproduce": ("rl_lab.cli.reproduce", "train the seeds of an experiment and write results/"),
     "doctor": ("rl_lab.cli.doctor", "what is installed, what is missing and how to get it"),
 }

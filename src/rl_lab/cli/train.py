@@ -24,12 +24,14 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "-m", "--multirun", action="store_true", help="train one run for each combination of listed values"
     )
+    arguments.add_trust(parser)
     options = parser.parse_intermixed_args(argv)
 
     if options.cfg:
         from rl_lab.experiment.train import configuration
 
-        sys.stdout.write(configuration(options.overrides, config_dirs=options.config_dir).to_yaml())
+        prepared = configuration(options.overrides, config_dirs=options.config_dir, trust=options.trust)
+        sys.stdout.write(prepared.to_yaml())
         return 0
     if options.multirun:
         from rl_lab.experiment.sweep import sweep
@@ -37,4 +39,4 @@ def run(argv: list[str]) -> int:
         return sweep(options.overrides, config_dirs=options.config_dir)
     from rl_lab.experiment.train import train
 
-    return train(options.overrides, config_dirs=options.config_dir)
+    return train(options.overrides, config_dirs=options.config_dir, trust=options.trust)

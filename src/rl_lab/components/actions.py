@@ -10,8 +10,19 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from rl_lab.components.spaces import action_spec
-from rl_lab.nn.math import one_hot
+from rl_lab.nn.distributions import one_hot
 from rl_lab.specs import ActionSpec
+
+
+def mask_illegal(
+    scores: Float[Tensor, "*lead classes"], observation: Mapping[str, Tensor], action: ActionSpec
+) -> Float[Tensor, "*lead classes"]:
+    """Logits or values with the lowest number where the observation's mask forbids the action. Not -inf, which makes
+    NaN; and where nothing is legal (a game is over) they stay as they are."""
+    if action.mask is None:
+        return scores
+    legal = observation[action.mask] > 0
+    return scores.masked_fill(~legal & legal.any(-1, keepdim=True), torch.finfo(scores.dtype).min)
 
 
 class ActionCodec:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from rl_lab.components.spaces import SpecLike, observation_specs
 from rl_lab.errors import ConfigError
-from rl_lab.nn.arrays import Array, row_numbers
 from rl_lab.specs import ObservationSpec
 
 SEEN = "frame_stack.seen"  # in the agent's memory: whether an environment has seen anything in this episode
@@ -26,7 +24,7 @@ class FrameStack(nn.Module):
     In a batch the frames are gathered from the records before; an agent keeps them in its memory.
     """
 
-    def __init__(self, *, observation: Mapping[str, SpecLike], depth: int = 1) -> None:
+    def __init__(self, *, observation: Mapping[str, SpecLike], depth: int) -> None:
         super().__init__()
         if depth < 1:
             raise ConfigError(f"depth={depth}: expected at least 1, which stacks nothing.")
@@ -43,22 +41,20 @@ class FrameStack(nn.Module):
         return self.depth - 1
 
     def at(
-        self,
-        observation: Mapping[str, Array],
-        is_first: Array,
-        position: int | Array,
-    ) -> dict[str, Array]:
-        """What an agent would have seen at one record of each sequence; `context` records must lie before it.
+        self, observation: Mapping[str, Tensor], is_first: Bool[Tensor, "batch time"], position: int | Tensor
+    ) -> dict[str, Tensor]:
+        """Observations [batch, …] as an agent would have seen them at one record of each sequence.
 
-        `observation` [batch, time, …], `is_first` [batch, time], `position` one for all or [batch].
+        `observation` is [batch, time, …], `position` one index for all sequences or [batch]; `context` records must lie
+        before it.
         """
-        if not self.specs:
-            rows: Any = slice(None) if isinstance(position, int) else row_numbers(is_first)
-            return {key: value[rows, position] for key, value in observation.items()}
-        rows = row_numbers(is_first)
+        if isinstance(position, int) and not self.specs:
+            return {key: value[:, position] for key, value in observation.items()}
+        rows = torch.arange(len(is_first), device=is_first.device)
         at = torch.full_like(rows, position) if isinstance(position, int) else position
         result = {key: value[rows, at] for key, value in observation.items() if key not in self.specs}
-        steps = self._steps(is_first, at)
+        if self.specs:
+            steps = self._steps(is_first, at)
         for key in self.specs:
             result[key] = self._join(key, observation[key][rows[:, None], steps])
         return result
@@ -91,7 +87,7 @@ class FrameStack(nn.Module):
     def push(
         self, observation: Mapping[str, Tensor], memory: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Tensor], dict[str, Tensor]]:
-        """What the agent sees now, [env, …], and its new memory. Where the memory was cleared an episode begins."""
+        """Stacked observations [env, …], and the new memory. An episode begins where the memory was cleared."""
         if not self.specs:
             return observation, {}
         seen, result = memory[SEEN], dict(observation)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 class GRUMemory(nn.Module):
     """One GRU layer with orthogonal weights. Its output is its state."""
 
-    def __init__(self, *, input_size: int, units: int = 128) -> None:
+    def __init__(self, *, input_size: int, units: int) -> None:
         super().__init__()
         self.output_size = units
         self.cell = nn.GRUCell(input_size, units)

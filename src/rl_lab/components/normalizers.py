@@ -15,7 +15,7 @@ from rl_lab.nn.normalizers import RunningMeanStd
 class ObservationNormalizer(nn.Module):
     """Every vector key minus its mean, over its deviation, clipped. Images and discrete keys pass unchanged."""
 
-    def __init__(self, *, observation: Mapping[str, SpecLike], clip: float = 10.0) -> None:
+    def __init__(self, *, observation: Mapping[str, SpecLike], clip: float) -> None:
         super().__init__()
         self.clip = clip
         specs = observation_specs(observation)
@@ -36,7 +36,7 @@ class ObservationNormalizer(nn.Module):
 class RewardNormalizer(nn.Module):
     """Rewards over the deviation of the discounted return so far, clipped. The mean is left in."""
 
-    def __init__(self, *, discount: float = 0.99, clip: float = 10.0) -> None:
+    def __init__(self, *, discount: float, clip: float) -> None:
         super().__init__()
         self.discount, self.clip = discount, clip
         self.statistics = RunningMeanStd(())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rl_lab.components.spaces import SpecLike, observation_specs, split_keys
 from rl_lab.errors import ConfigError
-from rl_lab.nn.math import one_hot
+from rl_lab.nn.distributions import one_hot
 from rl_lab.specs import ObservationSpec
 
 

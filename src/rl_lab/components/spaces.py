@@ -35,7 +35,7 @@ def action_spec(action: ActionSpec | Mapping[str, Any]) -> ActionSpec:
     if kind not in ("continuous", "discrete"):
         raise ConfigError(f"action.kind is '{kind}': expected continuous or discrete.")
     classes = tuple(int(count) for count in action.get("classes") or ())
-    return ActionSpec(kind, tuple(int(size) for size in action["shape"]), classes)
+    return ActionSpec(kind, tuple(int(size) for size in action["shape"]), classes, action.get("mask"))
 
 
 def split_keys(specs: Mapping[str, ObservationSpec]) -> tuple[dict[str, ObservationSpec], dict[str, ObservationSpec]]:

@@ -35,6 +35,11 @@ def make_vector_env(
     that the caller works on something else between `send` and `receive`."""
     settings = settings.resolved() if stream == "train" else settings.resolved().for_evaluation()
     seeds = SeedPlan(seed, stream, num_envs or settings.num_envs)
+    if settings.backend == "envpool" and not render:
+        from rl_lab.environments.pool import STREAMS, PooledVectorEnv
+
+        if stream in STREAMS:
+            return PooledVectorEnv(settings=settings, seeds=seeds)
     if choose_backend(settings, seeds.num_envs, overlap=overlap) == "process":
         from rl_lab.environments.process import ProcessVectorEnv
 

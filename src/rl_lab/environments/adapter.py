@@ -7,7 +7,9 @@ nested Dict or Tuple is flattened with `_`; a plain space is called `vector`, `i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -20,6 +22,7 @@ from rl_lab.errors import EnvironmentFailure
 from rl_lab.records import Observation
 from rl_lab.specs import ActionSpec, ObservationSpec
 
+ACTION_MASK = "action_mask"  # the observation key that says which actions are legal
 Path = tuple[Any, ...]  # keys and positions that lead from the raw observation to a leaf
 
 
@@ -33,6 +36,7 @@ class LeafConverter:
         self._single = spec
         self._frames: list[np.ndarray] = []
         self.spec = spec if stack == 1 else ObservationSpec(spec.kind, self._stacked_shape(), spec.dtype, spec.classes)
+        self.size = int(np.prod(self.spec.shape))
 
     def _stacked_shape(self) -> tuple[int, ...]:
         shape = self._single.shape
@@ -48,8 +52,19 @@ class LeafConverter:
             raw = self.convert(raw)
         return raw if self._stack == 1 else self._stacked(raw, first)
 
+    def fitted(self, value: Any) -> np.ndarray:
+        """A value in the shape of the spec. One number may stand for an array of one; nothing else is spread or cut."""
+        array = np.asarray(value)
+        if array.dtype.kind not in "biuf":
+            raise TypeError(f"{type(value).__name__} is no number")
+        if array.shape != self.spec.shape and not array.size == self.size == 1:
+            raise ValueError(f"shape {array.shape}")
+        return array.reshape(self.spec.shape)
+
     def _stacked(self, value: Any, first: bool) -> np.ndarray:
         frame = np.array(value, self._single.dtype)  # a copy: the environment may reuse its buffer
+        if frame.shape != self._single.shape:
+            raise ValueError(f"shape {frame.shape}")
         self._frames = [frame] * self._stack if first or not self._frames else [*self._frames[1:], frame]
         if self._single.kind == "image":
             return np.concatenate(self._frames, -1)
@@ -63,12 +78,12 @@ class SpaceAdapter:
         self, observation_space: spaces.Space, action_space: spaces.Space, settings: EnvironmentSettings
     ) -> None:
         settings = settings.resolved()
-        self.notes: list[str] = []
+        self._id, self.notes = settings.id, list[str]()
         leaves = self._select(list(self._leaves(observation_space, settings)), settings)
         self._leaf_list = self._stack(leaves, settings)
         self.observation_spec = {leaf.key: leaf.spec for leaf in self._leaf_list}
         self._actions = _action_converter(action_space, settings, self.notes)
-        self.action_spec = self._actions.spec
+        self.action_spec = _with_mask(self._actions.spec, self.observation_spec)
 
     # Observations -----------------------------------------------------------------------------------------------------
 
@@ -86,19 +101,22 @@ class SpaceAdapter:
         """The same, straight into row `row` of batch arrays."""
         try:
             for leaf in self._leaf_list:
-                out[leaf.key][row] = leaf.value(raw, first)
+                value = leaf.value(raw, first)
+                if getattr(value, "shape", None) != leaf.spec.shape:
+                    value = leaf.fitted(value)
+                out[leaf.key][row] = value
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self._mismatch(raw, error) from error
 
     def writer(self) -> Callable[[Any, Observation, int, bool], None]:
         """`write`, specialised where the whole observation is one plain array."""
         if len(self._leaf_list) == 1 and not self._leaf_list[0].path and self._leaf_list[0].convert is None:
-            leaf, key = self._leaf_list[0], self._leaf_list[0].key
+            leaf, key, shape = self._leaf_list[0], self._leaf_list[0].key, self._leaf_list[0].spec.shape
             if leaf.spec == leaf._single:
 
                 def write_plain(raw: Any, out: Observation, row: int, first: bool) -> None:
                     try:
-                        out[key][row] = raw
+                        out[key][row] = raw if getattr(raw, "shape", None) == shape else leaf.fitted(raw)
                     except (TypeError, ValueError) as error:
                         raise self._mismatch(raw, error) from error
 
@@ -109,7 +127,7 @@ class SpaceAdapter:
         expected = ", ".join(f"{leaf.key} {leaf._single.shape}" for leaf in self._leaf_list)
         got = f"keys {sorted(map(str, raw))}" if isinstance(raw, dict) else f"an array of shape {np.shape(raw)}"
         return EnvironmentFailure(
-            f"The environment returned an observation that does not fit its observation_space: got {got}, "
+            f"environment.id={self._id} returned an observation that does not fit its observation_space: got {got}, "
             f"expected {expected} ({error}). Make reset() and step() return what observation_space declares."
         )
 
@@ -211,6 +229,10 @@ class SpaceAdapter:
         """A batch of the agent's actions [env, *shape] as a list of the environment's own."""
         return self._actions(batch)
 
+    @property
+    def action_converter(self) -> ActionConverter:
+        return self._actions
+
 
 def walk_space(space: spaces.Space, path: Path = ()) -> Iterator[tuple[Path, spaces.Space]]:
     if isinstance(space, spaces.Dict):
@@ -233,7 +255,22 @@ def _image_scale(space: spaces.Box) -> float | None:
     return None
 
 
-class _DiscreteActions:
+class ActionConverter(ABC):
+    """Between the agent's actions [rows, *spec.shape] and the environment's own."""
+
+    spec: ActionSpec
+
+    @abstractmethod
+    def __call__(self, batch: np.ndarray) -> list[Any]:
+        """The agent's actions as a list of the environment's own."""
+
+    @abstractmethod
+    def from_environment(self, actions: np.ndarray) -> np.ndarray:
+        """The environment's own actions [rows, ...] as the agent's, not clipped: what lies outside the space stays
+        outside [-1, 1], or outside the classes."""
+
+
+class _DiscreteActions(ActionConverter):
     """Class indices as scalars of the space's own integer type, as its `sample` gives them."""
 
     def __init__(self, spec: ActionSpec, space: spaces.Discrete) -> None:
@@ -242,24 +279,34 @@ class _DiscreteActions:
     def __call__(self, batch: np.ndarray) -> list[Any]:
         return list(batch[:, 0].astype(self._dtype) + self._start)
 
+    def from_environment(self, actions: np.ndarray) -> np.ndarray:
+        return (actions.reshape(len(actions), 1) - self._start).astype(np.int32)
 
-class _MultiDiscreteActions:
+
+class _MultiDiscreteActions(ActionConverter):
     def __init__(self, spec: ActionSpec, space: spaces.MultiDiscrete) -> None:
         self.spec, self._shape, self._dtype, self._start = spec, space.nvec.shape, space.dtype, space.start
 
     def __call__(self, batch: np.ndarray) -> list[Any]:
         return list(batch.reshape(-1, *self._shape).astype(self._dtype) + self._start)
 
+    def from_environment(self, actions: np.ndarray) -> np.ndarray:
+        shifted = actions.reshape(len(actions), *self._shape) - self._start
+        return shifted.reshape(len(actions), *self.spec.shape).astype(np.int32)
 
-class _MultiBinaryActions:
+
+class _MultiBinaryActions(ActionConverter):
     def __init__(self, spec: ActionSpec, space: spaces.MultiBinary) -> None:
         self.spec, self._shape, self._dtype = spec, tuple(space.shape), space.dtype
 
     def __call__(self, batch: np.ndarray) -> list[Any]:
         return list(batch.reshape(-1, *self._shape).astype(self._dtype))
 
+    def from_environment(self, actions: np.ndarray) -> np.ndarray:
+        return actions.reshape(len(actions), *self.spec.shape).astype(np.int32)
 
-class _BoxActions:
+
+class _BoxActions(ActionConverter):
     """[-1, 1] onto [low, high]. An entry without bounds, or all where normalisation is off, keeps its value."""
 
     def __init__(self, spec: ActionSpec, space: spaces.Box, normalize: bool) -> None:
@@ -282,8 +329,25 @@ class _BoxActions:
             batch = np.rint(batch)
         return list(batch.astype(self._dtype))
 
+    def from_environment(self, actions: np.ndarray) -> np.ndarray:
+        values = actions.reshape(len(actions), *self._shape).astype(np.float64)
+        return ((values - self._shift) / self._scale).astype(np.float32).reshape(len(actions), *self.spec.shape)
 
-def _action_converter(space: spaces.Space, settings: EnvironmentSettings, notes: list[str]) -> Any:
+
+def _with_mask(action: ActionSpec, observation: Mapping[str, ObservationSpec]) -> ActionSpec:
+    """The action with the key of its mask, where the observation has one for one discrete action."""
+    seen = observation.get(ACTION_MASK)
+    if seen is None or len(action.classes) != 1:
+        return action
+    if seen.kind != "vector" or seen.shape != action.classes:
+        raise EnvironmentFailure(
+            f"The observation '{ACTION_MASK}' has the shape {seen.shape}, but there are {action.classes[0]} actions: "
+            "expected one number for each, 1 where it is legal and 0 where it is not."
+        )
+    return replace(action, mask=ACTION_MASK)
+
+
+def _action_converter(space: spaces.Space, settings: EnvironmentSettings, notes: list[str]) -> ActionConverter:
     if isinstance(space, spaces.Discrete):
         return _DiscreteActions(ActionSpec("discrete", (1,), (int(space.n),)), space)
     if isinstance(space, spaces.MultiDiscrete):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -12,13 +12,14 @@ from rl_lab.errors import EnvironmentFailure
 from rl_lab.records import VectorStep
 from rl_lab.specs import ActionSpec, ObservationSpec
 
-SeedStream = Literal["train", "eval", "final"]
+SeedStream = Literal["train", "eval", "final", "evolution", "record"]
 EpisodeSeed = Callable[[int, int], int]  # (environment index, episode number) -> seed
 
 
 def episode_seed(run_seed: int, env_index: int, episode: int, stream: SeedStream = "train") -> int:
-    """The seed of one episode. The streams never share a seed sequence, so evaluation episodes are held out."""
-    domain = ("train", "eval", "final").index(stream)
+    """The seed of one episode. The streams never share a seed sequence, so evaluation episodes are held out
+    from training and from recorded datasets."""
+    domain = get_args(SeedStream).index(stream)
     return int(np.random.SeedSequence([run_seed, domain, env_index, episode]).generate_state(1)[0] >> 1)
 
 
@@ -27,7 +28,7 @@ class VectorEnv(ABC):
 
     An episode that ends is reset within the same step (see `VectorStep`), with the next seed of its environment.
     Actions are those of `action_spec`: [env, *shape]. The environment keeps the actions of the running episodes, so
-    that `get_state` / `set_state` can bring them back by resetting with the episode's seed and replaying them.
+    that `state_dict` / `load_state_dict` can bring them back by resetting with the episode's seed and replaying them.
 
     `send` and `receive` are the two halves of `step`: in between the caller may do something else. The state of that
     moment is the one before `send`: whoever restores it sends the actions again.
@@ -43,13 +44,21 @@ class VectorEnv(ABC):
     events: list[dict[str, str]]  # what happened and was not drained yet (worker restarts): dicts of `kind`, `message`
 
     def drain_events(self) -> list[dict[str, str]]:
-        """What happened since the last call."""
+        """The events since the last call."""
         events, self.events = self.events, []
         return events
 
     @abstractmethod
-    def reset(self) -> VectorStep:
-        """Start the first episode in every environment."""
+    def reset(self, seeds: Sequence[int | None] | None = None) -> VectorStep:
+        """Start the first episode in every environment.
+
+        With `seeds`, one for each environment, each plays that one episode and then stands still: its observation and
+        a reward of 0 are repeated. None: it does not play at all. The state of such episodes cannot be saved.
+        """
+
+    def stop(self, indices: np.ndarray) -> None:
+        """Let these environments stand still until the next `reset`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot stop single environments")
 
     @abstractmethod
     def step(self, action: np.ndarray) -> VectorStep: ...
@@ -66,11 +75,11 @@ class VectorEnv(ABC):
         return self.step(action)
 
     @abstractmethod
-    def get_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Episode numbers, the actions of the running episodes and counters: tensors and plain values only."""
 
     @abstractmethod
-    def set_state(self, state: dict[str, Any]) -> VectorStep:
+    def load_state_dict(self, state: dict[str, Any]) -> VectorStep:
         """Bring every environment back to the saved moment; the step that the agent acts on next."""
 
     @abstractmethod

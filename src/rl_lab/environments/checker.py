@@ -14,6 +14,7 @@ from gymnasium import spaces
 
 from rl_lab.environments.adapter import SpaceAdapter, walk_space
 from rl_lab.environments.factory import build_environment
+from rl_lab.environments.failures import describe_value
 from rl_lab.environments.images import image_layout
 from rl_lab.environments.inspection import random_action
 from rl_lab.environments.settings import EnvironmentSettings
@@ -154,20 +155,20 @@ class _Checker:
     def _reset(self, env: gymnasium.Env) -> Any:
         try:
             result: Any = env.reset(seed=_SEED)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._raised("reset()", error) from error
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise self._stop(
-                f"reset() returned {_describe(result)} instead of (observation, info).",
+                f"reset() returned {describe_value(result)} instead of (observation, info).",
                 "End it with `return observation, {}`.",
             )
         self._check_observation(env, result[0], "reset()")
         return _copy(result[0])
 
-    def _raised(self, where: str, error: Exception) -> _StopCheck:
+    def _raised(self, where: str, error: BaseException) -> _StopCheck:
         place = traceback.extract_tb(error.__traceback__)[-1]
         return self._stop(
-            f"{where} raised {type(error).__name__}: {error} ({place.filename}, line {place.lineno}).",
+            f"{where} raised {_kind_and_message(error)} ({place.filename}, line {place.lineno}).",
             "Run it by itself with an action from action_space.sample() and fix what it reports.",
         )
 
@@ -178,7 +179,7 @@ class _Checker:
             action = self._adapter.action(random_action(self._adapter.action_spec, rng))
             try:
                 result: Any = env.step(action)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._raised(f"step({action!r})", error) from error
             observation, reward, over = self._check_step(env, result)
             seen.append((_copy(observation), reward, over))
@@ -195,13 +196,16 @@ class _Checker:
             )
         if not isinstance(result, tuple) or len(result) != 5:
             raise self._stop(
-                f"step() returned {_describe(result)}.", "Return (observation, reward, terminated, truncated, info)."
+                f"step() returned {describe_value(result)}.",
+                "Return (observation, reward, terminated, truncated, info).",
             )
         observation, reward, terminated, truncated, info = result
         self._check_observation(env, observation, "step()")
         number = self._check_reward(reward)
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, (bool, np.bool_)):
+            if flag is None:
+                self._add("error", f"step() returned {name}=None.", f"Return bool({name}).")
+            elif not isinstance(flag, (bool, np.bool_)):
                 self._add("warning", f"step() returned {name}={flag!r}, which is not a bool.", f"Return bool({name}).")
         if not isinstance(info, dict):
             self._add("error", f"step() returned info={info!r}, which is not a dict.", "Return {} where there is none.")
@@ -214,10 +218,11 @@ class _Checker:
         return observation, number, bool(terminated or truncated)
 
     def _check_reward(self, reward: Any) -> float:
-        try:
-            number = float(reward)
-        except (TypeError, ValueError):
-            raise self._stop(f"The reward {reward!r} is not a number.", "Return float(reward).") from None
+        value = np.asarray(reward)
+        if value.dtype.kind in "biuf" and value.size == 1:
+            number = float(value.reshape(()))
+        else:
+            raise self._stop(f"The reward {reward!r} is not a number.", "Return float(reward).")
         if not np.isfinite(number):
             self._add("error", f"The reward was {number}.", "Rewards must be finite: look for a division by zero.")
         return number
@@ -227,7 +232,7 @@ class _Checker:
         if isinstance(space, spaces.Dict) and (
             not isinstance(observation, dict) or set(observation) != set(space.spaces)
         ):
-            got = f"keys {sorted(observation)}" if isinstance(observation, dict) else _describe(observation)
+            got = f"keys {sorted(observation)}" if isinstance(observation, dict) else describe_value(observation)
             raise self._stop(
                 f"{where} returned {got}, but observation_space has the keys {sorted(space.spaces)}.",
                 "Return exactly the keys that observation_space declares.",
@@ -248,7 +253,7 @@ class _Checker:
         array = np.asarray(value)
         if array.dtype == object or array.dtype.kind in "US":
             raise self._stop(
-                f"{where}: '{name}' is {_describe(value)}, not an array of numbers.", "Return a NumPy array."
+                f"{where}: '{name}' is {describe_value(value)}, not an array of numbers.", "Return a NumPy array."
             )
         if array.shape != space.shape:
             raise self._stop(
@@ -310,12 +315,8 @@ class _Checker:
             )
 
 
-def _describe(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"a tuple of {len(value)}"
-    if isinstance(value, np.ndarray):
-        return f"an array of shape {value.shape}"
-    return f"{type(value).__name__}"
+def _kind_and_message(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _copy(value: Any) -> Any:

@@ -14,6 +14,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from rl_lab.environments.adapter import SpaceAdapter
+from rl_lab.environments.failures import described
 from rl_lab.environments.families import family_of
 from rl_lab.environments.headless import prepare_rendering, quiet_mujoco
 from rl_lab.environments.settings import EnvironmentSettings
@@ -52,9 +53,9 @@ def build_environment(settings: EnvironmentSettings, *, render: bool = False) ->
             env, limit = _gymnasium(settings, render or pixels)
     except RLLabError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvironmentFailure(
-            f"environment.id={settings.id} cannot be made: {type(error).__name__}: {error}. "
+            f"environment.id={settings.id} cannot be made: {described(error)}. "
             f"Its constructor was given environment.kwargs={dict(settings.kwargs)}."
         ) from error
     repeat = settings.action_repeat
@@ -90,7 +91,7 @@ def _atari(settings: EnvironmentSettings, render: bool) -> tuple[gymnasium.Env, 
 
 
 def _gymnasium(settings: EnvironmentSettings, render: bool) -> tuple[gymnasium.Env, int | None]:
-    spec = find_spec(settings.id)
+    spec = find_spec(settings.id, settings.module)
     env = _make(spec, settings, render)
     quicken_action_check(env)
     env = refresh_box2d_world(env)
@@ -117,7 +118,7 @@ def _make(spec: EnvSpec, settings: EnvironmentSettings, render: bool) -> gymnasi
     return env
 
 
-def find_spec(environment_id: str) -> EnvSpec:
+def find_spec(environment_id: str, user_module: str | None = None) -> EnvSpec:
     """The registered spec of an id; `module:Name-v0` imports the module first."""
     module, _, name = environment_id.rpartition(":")
     if module:
@@ -129,11 +130,17 @@ def find_spec(environment_id: str) -> EnvSpec:
             warnings.simplefilter("ignore")
             return gymnasium.spec(name)  # resolves a name without version
     except gymnasium.error.Error as error:
-        raise unknown_id(name) from error
+        raise unknown_id(name, module or user_module) from error
 
 
-def unknown_id(name: str) -> ConfigError:
+def unknown_id(name: str, module: str | None = None) -> ConfigError:
     """The error for an id that nobody registered, with the nearest one that somebody did."""
+    if module is not None:
+        ids = _registered.get(module, [])
+        what = (
+            f"registered {len(ids)} others.{nearest(name, ids)}" if ids else "registered nothing; does it need a call?"
+        )
+        return ConfigError(f"environment.id={name} is not registered: {module} was imported and {what}")
     known = [*gymnasium.registry]
     hint = nearest(name, known)
     if hint.startswith(" Valid names"):  # hundreds of ids help nobody
@@ -144,10 +151,19 @@ def unknown_id(name: str) -> ConfigError:
     return ConfigError(f"environment.id={name} is not registered.{hint}")
 
 
+_registered: dict[str, list[str]] = {}  # by user module: the ids that importing it registered
+
+
 def import_user_module(module: str | None) -> None:
     """Import a module by its name, or a `.py` file by its path; the current folder is on the path."""
     if module is None:
         return
+    before = set(gymnasium.registry)
+    _import(module)
+    _registered.setdefault(module, []).extend(sorted(set(gymnasium.registry) - before))
+
+
+def _import(module: str) -> None:
     if "" not in sys.path and "." not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -163,8 +179,8 @@ def import_user_module(module: str | None) -> None:
         loaded = importlib.util.module_from_spec(spec)
         sys.modules[path.stem] = loaded
         spec.loader.exec_module(loaded)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"environment.module={module} cannot be imported: {type(error).__name__}: {error}. "
+            f"environment.module={module} cannot be imported: {described(error)}. "
             "Name an importable module or the path of a .py file that registers the environment."
         ) from error

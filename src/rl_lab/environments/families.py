@@ -63,6 +63,9 @@ FAMILIES: tuple[Family, ...] = (
     Family("Box2D", _BOX2D, "CarRacing-v3", "box2d", ("Box2D", "pygame")),
     Family("DeepMind Control", r"^dm_control/", "dm_control/walker-walk-v0", "dmc", ("dm_control", "mujoco")),
     Family("Gymnasium MuJoCo", _MUJOCO, "HalfCheetah-v5", "dmc", ("mujoco",)),
+    Family("PointMaze", r"^PointMaze_", "PointMaze_UMaze-v3", "maze", ("gymnasium_robotics",), "gymnasium_robotics"),
+    Family("RL Lab", r"^rl_lab/Detour", "rl_lab/Detour-v0", None, (), "rl_lab.environments.detour"),
+    Family("Board games", r"^rl_lab/", "rl_lab/Connect4-v0", None, (), "rl_lab.environments.board_games"),
     Family("MiniGrid", r"^(MiniGrid|BabyAI)-", "MiniGrid-Empty-5x5-v0", "minigrid", ("minigrid",), "minigrid"),
 )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from PIL import Image
 
@@ -10,7 +12,7 @@ MOST_CHANNELS = 16
 
 
 def image_layout(shape: tuple[int, ...]) -> str | None:
-    """How a rank 2 or 3 array holds a picture: `hw`, `hwc`, `chw`; None where it does not look like one."""
+    """The layout of a picture in a rank 2 or 3 array: `hw`, `hwc`, `chw`; None where it does not look like one."""
     if len(shape) == 2 and min(shape) >= SMALLEST_IMAGE:
         return "hw"
     if len(shape) != 3:
@@ -71,3 +73,19 @@ def _hwc(shape: tuple[int, ...], layout: str) -> tuple[int, int, int]:
     if layout == "chw":
         return shape[1], shape[2], shape[0]
     return shape[0], shape[1], shape[2]
+
+
+def to_picture(frame: Any) -> np.ndarray | None:
+    """A rendered frame as bytes [height, width, 3]: floats up to 1 or up to 255, grey, and colour with transparency are
+    converted. None where it is no picture."""
+    if not isinstance(frame, np.ndarray) or frame.size == 0 or frame.dtype.kind not in "biuf":
+        return None
+    if frame.ndim == 2:
+        frame = frame[..., None]
+    if frame.ndim != 3 or frame.shape[-1] not in (1, 3, 4):
+        return None
+    if frame.dtype != np.uint8:
+        values = np.nan_to_num(frame.astype(np.float64))
+        values = values * 255.0 if values.max() <= 1.0 else values
+        frame = np.clip(values, 0.0, 255.0).astype(np.uint8)
+    return np.repeat(frame, 3, axis=-1) if frame.shape[-1] == 1 else np.ascontiguousarray(frame[..., :3])

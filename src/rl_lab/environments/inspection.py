@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from rl_lab.environments.adapter import ActionConverter
 from rl_lab.environments.factory import build_environment
+from rl_lab.environments.failures import described
 from rl_lab.environments.families import family_of
 from rl_lab.environments.runner import EpisodeRunner, SeedPlan
 from rl_lab.environments.settings import EnvironmentSettings
@@ -25,7 +27,7 @@ _WORTH_IT = 0.6  # workers must save this much, for they also cost memory and st
 
 @dataclass(frozen=True)
 class EnvironmentFacts:
-    """What a run needs to know of its environment before anything is built."""
+    """Facts about an environment that a run needs before anything is built."""
 
     observation_spec: dict[str, ObservationSpec]
     action_spec: ActionSpec
@@ -33,20 +35,32 @@ class EnvironmentFacts:
     step_cost_us: float  # of one decision in one environment, in this process
     notes: tuple[str, ...]
     action_repeat: int = 1
+    actions: ActionConverter | None = None  # between the agent's actions and the environment's own
 
 
 _known: dict[str, EnvironmentFacts] = {}
 
 
 def inspect_environment(settings: EnvironmentSettings) -> EnvironmentFacts:
-    """Build one environment, play some random steps, and report. The answer is kept for equal settings."""
+    """Build one environment, play some random steps, and report. The answer is kept for equal settings.
+
+    A user's own environment, and any that is to be played in worker processes, is looked at in one: should it hang,
+    crash or end its process, the run can still say so.
+    """
+    in_worker = settings.backend == "process" or family_of(settings.id) is None
     settings = replace(settings.resolved(), num_envs=1, backend="sync", workers="auto")  # these change no fact
     if settings.key not in _known:
-        _known[settings.key] = _inspect(settings)
+        if in_worker:
+            from rl_lab.environments.process import probe_in_worker
+
+            _known[settings.key] = probe_in_worker(settings)
+        else:
+            _known[settings.key] = probe(settings)
     return _known[settings.key]
 
 
-def _inspect(settings: EnvironmentSettings) -> EnvironmentFacts:
+def probe(settings: EnvironmentSettings) -> EnvironmentFacts:
+    """Build and play the environment in this process."""
     built = build_environment(settings)
     runner = EpisodeRunner(settings=settings, index=0, seeds=SeedPlan(0, "train", 1), built=built)
     adapter, repeat = built.adapter, settings.action_repeat
@@ -54,7 +68,7 @@ def _inspect(settings: EnvironmentSettings) -> EnvironmentFacts:
     try:
         warnings = _look_over(settings) if settings.check else ()
         cost = _step_cost(runner)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _explained(settings, error) from error
     finally:
         runner.close()
@@ -67,6 +81,7 @@ def _inspect(settings: EnvironmentSettings) -> EnvironmentFacts:
         cost,
         (*adapter.notes, *warnings),
         action_repeat=repeat,
+        actions=adapter.action_converter,
     )
 
 
@@ -87,14 +102,14 @@ def _look_over(settings: EnvironmentSettings) -> tuple[str, ...]:
     return tuple(warnings.values())
 
 
-def _explained(settings: EnvironmentSettings, error: Exception) -> RLLabError:
+def _explained(settings: EnvironmentSettings, error: BaseException) -> RLLabError:
     """The checker knows the usual reasons for an environment that cannot be played."""
     from rl_lab.environments.checker import check_environment
 
     if isinstance(error, RLLabError):
         return error
     findings = [item for item in check_environment(settings, thorough=False) if item.severity == "error"]
-    reasons = " ".join(f"{item.what} {item.fix}" for item in findings) or f"{type(error).__name__}: {error}"
+    reasons = " ".join(f"{item.what} {item.fix}" for item in findings) or described(error)
     return EnvironmentFailure(f"environment.id={settings.id} cannot be played: {reasons}")
 
 
@@ -137,7 +152,7 @@ def choose_backend(settings: EnvironmentSettings, num_envs: int, *, overlap: boo
 
     With `overlap` the workers' time is hidden behind something else, so that only the messages count.
     """
-    if settings.backend != "auto":
+    if settings.backend in ("sync", "process"):
         return settings.backend
     workers = worker_count(settings, num_envs)
     if workers < 2 and not overlap:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,11 +19,12 @@ import gymnasium
 import numpy as np
 
 from rl_lab.environments import worker as protocol
+from rl_lab.environments.failures import last_words
 from rl_lab.environments.families import family_of
-from rl_lab.environments.inspection import worker_count
+from rl_lab.environments.inspection import EnvironmentFacts, worker_count
 from rl_lab.environments.runner import SeedPlan
 from rl_lab.environments.settings import EnvironmentSettings
-from rl_lab.environments.shared_arrays import ArrayPlan, SharedArrays, anonymous_file
+from rl_lab.environments.shared_arrays import ON, STILL, ArrayPlan, SharedArrays, anonymous_file
 from rl_lab.environments.vector import EndedEpisode, EpisodicVectorEnv, Replay
 from rl_lab.errors import ConfigError, EnvironmentFailure
 from rl_lab.records import Observation
@@ -47,7 +49,7 @@ class WorkerHandle:
         environment["PYTHONPATH"] = os.pathsep.join([path for path in sys.path if path])
         descriptors = (theirs.fileno(), arrays_fd, self._trace_fd)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _COMMAND, *map(str, descriptors)],
+            [sys.executable, "-P", "-c", _COMMAND, *map(str, descriptors)],  # -P: not from the current folder
             pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
             stdout=2,  # what an environment prints must not mix with a command's own output
@@ -68,11 +70,11 @@ class WorkerHandle:
     def order(self, command: bytes, content: Any = None) -> None:
         self.send(command + pickle.dumps(content))
 
-    def answer(self, timeout: float) -> Any:
-        """Wait for the answer to the last order; None for a plain "done"."""
+    def answer(self, timeout: float, setting: str = "worker_timeout") -> Any:
+        """Wait for the answer to the last order; None for a plain "done". `setting` is where the patience is set."""
         try:
             if not self._connection.poll(timeout):
-                raise WorkerError(self._where_it_hangs(timeout))
+                raise WorkerError(self._where_it_hangs(timeout, setting))
             message = self._connection.recv_bytes()
         except (EOFError, OSError) as error:
             raise WorkerError(self._last_words()) from error
@@ -95,12 +97,12 @@ class WorkerHandle:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
         return f"{self._trace()}\nthe worker process {how}"
 
-    def _where_it_hangs(self, timeout: float) -> str:
+    def _where_it_hangs(self, timeout: float, setting: str) -> str:
         """Ask the worker for a traceback: a signal handler answers even where Python itself is stuck."""
         if hasattr(signal, "SIGUSR1"):
             self._process.send_signal(signal.SIGUSR1)
             time.sleep(0.2)
-        return f"{self._trace()}\nthe worker process gave no answer for {timeout:g} s (environment.worker_timeout)"
+        return f"{self._trace()}\nthe worker process gave no answer for {timeout:g} s, environment.{setting}"
 
     def _trace(self) -> str:
         size = os.fstat(self._trace_fd).st_size
@@ -127,6 +129,26 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def probe_in_worker(settings: EnvironmentSettings) -> EnvironmentFacts:
+    """`probe` in a process of its own, which may hang or die."""
+    arrays_fd = anonymous_file()
+    setup = {"settings": settings, "registered": _registered_by_user(settings), "probe": True}
+    try:
+        worker = WorkerHandle(slot=0, indices=[], arrays_fd=arrays_fd, setup=setup)
+        try:
+            facts: EnvironmentFacts = worker.answer(settings.startup_timeout, "startup_timeout")
+        finally:
+            worker.close(kindly=False)
+    except WorkerError as failure:
+        raise EnvironmentFailure(
+            f"environment.id={settings.id} cannot be played: {last_words(str(failure))}. It was tried for a moment in a"
+            " process of its own before the run; the environment must neither hang nor end its process."
+        ) from failure
+    finally:
+        os.close(arrays_fd)
+    return facts
+
+
 class ProcessVectorEnv(EpisodicVectorEnv):
     """Environments in worker processes, several per worker where there are more environments than cores."""
 
@@ -148,7 +170,7 @@ class ProcessVectorEnv(EpisodicVectorEnv):
         try:
             for slot, group in enumerate(groups):
                 self._workers.append(self._launch(slot, group.tolist()))
-            built = [worker.answer(settings.startup_timeout) for worker in self._workers]
+            built = [worker.answer(settings.startup_timeout, "startup_timeout") for worker in self._workers]
         except WorkerError as failure:
             self._end_workers(kindly=False)
             raise EnvironmentFailure(
@@ -164,6 +186,7 @@ class ProcessVectorEnv(EpisodicVectorEnv):
         self._plan = ArrayPlan.of(self.num_envs, observation_spec, action_spec)
         os.ftruncate(self._arrays_fd, self._plan.size)
         self._arrays = SharedArrays(self._plan, self._arrays_fd)
+        self._play = self._arrays.play
         self._ask(self._workers, [(protocol.ATTACH, self._plan)] * len(self._workers))
 
     def _launch(self, slot: int, indices: list[int]) -> WorkerHandle:
@@ -174,7 +197,7 @@ class ProcessVectorEnv(EpisodicVectorEnv):
         try:
             for worker, (command, content) in zip(workers, orders, strict=True):
                 worker.order(command, content)
-            return [worker.answer(self._timeouts[1]) for worker in workers]
+            return [worker.answer(self._timeouts[1], "startup_timeout") for worker in workers]
         except WorkerError as failure:
             raise EnvironmentFailure(f"environment.id={self.settings.id}: a worker failed:\n{failure}") from failure
 
@@ -184,8 +207,8 @@ class ProcessVectorEnv(EpisodicVectorEnv):
 
     # Stepping ---------------------------------------------------------------------------------------------------------
 
-    def _start_all(self, out: Observation) -> None:
-        first = {index: 0 for index in range(self.num_envs)}
+    def _start_all(self, out: Observation, seeds: Sequence[int | None] | None) -> None:
+        first = {index: (0, None if seeds is None else seeds[index]) for index in range(self.num_envs)}
         self._ask(self._workers, [(protocol.START, first)] * len(self._workers))
         self._copy_out(out)
 
@@ -220,7 +243,8 @@ class ProcessVectorEnv(EpisodicVectorEnv):
     def _recover(self, worker: WorkerHandle, error: str) -> list[EndedEpisode]:
         """Replace a worker; the episodes that it was playing are cut off and the next ones begun."""
         lost = [self._lost_episode(index, error) for index in worker.indices]
-        episodes = {index: self._episode[index] + 1 for index in worker.indices}
+        self._play[worker.indices] = np.where(self._play[worker.indices] == ON, ON, STILL)
+        episodes = {index: (self._episode[index] + 1, None) for index in worker.indices}
         while True:
             culprit = int(self._arrays.busy[worker.slot])
             if culprit not in worker.indices:
@@ -229,11 +253,11 @@ class ProcessVectorEnv(EpisodicVectorEnv):
             self._failed(culprit, error, restarted="its worker was")
             try:
                 worker = self._workers[worker.slot] = self._launch(worker.slot, worker.indices)
-                worker.answer(self._timeouts[1])
+                worker.answer(self._timeouts[1], "startup_timeout")
                 worker.order(protocol.ATTACH, self._plan)
-                worker.answer(self._timeouts[1])
+                worker.answer(self._timeouts[1], "startup_timeout")
                 worker.order(protocol.START, episodes)
-                worker.answer(self._timeouts[1])
+                worker.answer(self._timeouts[1], "startup_timeout")
                 return lost
             except WorkerError as failure:
                 error = str(failure)
@@ -248,7 +272,12 @@ class ProcessVectorEnv(EpisodicVectorEnv):
     def render(self) -> np.ndarray | None:
         if self._sent is not None:
             raise EnvironmentFailure("render() was called before the step under way was received")
-        return self._ask(self._workers[:1], [(protocol.RENDER, None)])[0]
+        worker = self._workers[0]
+        try:
+            worker.order(protocol.RENDER)
+            return self._picture(worker.answer(self._timeouts[0]))
+        except WorkerError as failure:  # the next step replaces the worker
+            return self._picture(last_words(str(failure)))
 
     def close(self) -> None:
         self._end_workers(kindly=True)

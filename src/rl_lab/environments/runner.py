@@ -13,6 +13,8 @@ import numpy as np
 
 from rl_lab.environments.base import SeedStream, episode_seed
 from rl_lab.environments.factory import BuiltEnvironment, build_environment
+from rl_lab.environments.failures import describe_value, described
+from rl_lab.environments.images import to_picture
 from rl_lab.environments.settings import EnvironmentSettings
 from rl_lab.errors import EnvironmentFailure, RLLabError
 from rl_lab.records import Observation
@@ -35,7 +37,7 @@ class SeedPlan:
 
 @dataclass(slots=True)
 class Ending:
-    """How an episode ended."""
+    """The end of an episode."""
 
     reward: float
     is_terminal: bool
@@ -71,12 +73,17 @@ class EpisodeRunner:
         self._can_skip_pictures = hasattr(built.env, "skips_picture")
         self._frames, self._used = 0, False
 
+    @property
+    def environment(self) -> gymnasium.Env:
+        """The environment that is played now; another one after `rebuild`."""
+        return self._env
+
     def rebuild(self) -> None:
         """Put a new environment in place of the old one."""
         self._take(build_environment(self._settings, render=self._render))
 
-    def start(self, episode: int, out: Observation, row: int) -> None:
-        """Begin the given episode."""
+    def start(self, episode: int, out: Observation, row: int, seed: int | None = None) -> None:
+        """Begin the given episode, with its own seed or another one."""
         if self._settings.rebuild_each_episode and self._used:
             self.close()
             self.rebuild()
@@ -84,14 +91,14 @@ class EpisodeRunner:
         self.episode = episode
         if not getattr(self._env, "carries_over", False):
             self.anchor, self._frames = episode, 0
-        raw, _ = self._env.reset(seed=self._seeds.seed(self._index, episode))
+        raw, _ = self._env.reset(seed=self._seeds.seed(self._index, episode) if seed is None else seed)
         self._write(raw, out, row, True)
 
-    def restart(self, episode: int, out: Observation, row: int) -> None:
+    def restart(self, episode: int, out: Observation, row: int, seed: int | None = None) -> None:
         """Begin the given episode from nothing, whatever the environment was doing."""
         if getattr(self._env, "carries_over", False):
             self._env.carries_over = False  # type: ignore[attr-defined]
-        self.start(episode, out, row)
+        self.start(episode, out, row, seed)
 
     def step(self, action: Any, out: Observation, row: int) -> tuple[float, Ending | None]:
         """One decision with the environment's own action. The caller starts the next episode where this one ended."""
@@ -100,6 +107,11 @@ class EpisodeRunner:
         else:
             raw, reward, terminated, truncated, info = self._env_step(action)
             self._frames += self._frames_per_step
+        if type(reward) is not float or type(terminated) is not bool or type(truncated) is not bool:
+            reward = self._number(reward)
+            terminated, truncated = self._flag("terminated", terminated), self._flag("truncated", truncated)
+        if type(info) is not dict and not isinstance(info, dict):
+            raise self._broken(f"info={info!r}", "a dict")
         self._write(raw, out, row, False)
         if terminated or truncated or self._frames >= self._limit:
             if not terminated and getattr(self._env, "carries_over", False):
@@ -117,10 +129,28 @@ class EpisodeRunner:
             if self._can_skip_pictures:
                 self._env.skips_picture = not final  # type: ignore[attr-defined]
             raw, reward, terminated, truncated, info = self._env_step(action)
-            total += reward
+            total += reward if type(reward) is float else self._number(reward)
             if final or terminated or truncated:
                 break
         return raw, total, terminated, truncated, info
+
+    def _number(self, reward: Any) -> float:
+        """The reward of any numeric type."""
+        value = np.asarray(reward)
+        if value.dtype.kind not in "biuf" or value.size != 1:
+            raise self._broken(f"the reward {reward!r}", "a number")
+        return float(value.reshape(()))
+
+    def _flag(self, name: str, value: Any) -> bool:
+        if not isinstance(value, bool | np.bool_) and not (isinstance(value, int | np.integer) and value in (0, 1)):
+            raise self._broken(f"{name}={value!r}", "a bool")
+        return bool(value)
+
+    def _broken(self, what: str, expected: str) -> EnvironmentFailure:
+        return EnvironmentFailure(
+            f"environment.id={self._settings.id}: step() returned {what}, which is not {expected}. It must return"
+            " (observation, reward, terminated, truncated, info)."
+        )
 
     def replay(self, anchor: int, actions: np.ndarray, out: Observation, row: int) -> tuple[float, bool, int]:
         """Bring the environment to where it stood: reset with the anchor's seed and take the actions again.
@@ -138,14 +168,20 @@ class EpisodeRunner:
         return float(reward), first, self.episode
 
     def render(self) -> np.ndarray | None:
-        """An RGB frame, or None where the environment has none or the library that draws it (pygame) is missing."""
+        """An RGB frame [height, width, 3] of bytes, or None where there is none."""
+        frame = self.frame_or_reason()
+        return None if isinstance(frame, str) else frame
+
+    def frame_or_reason(self) -> np.ndarray | str:
+        """The frame, or why there is none: drawing must not end a run that could go on."""
         try:
-            frame = self._env.render()
-        except gymnasium.error.DependencyNotInstalled:
-            return None
+            frame: Any = self._env.render()
+        except (Exception, SystemExit) as error:
+            return f"render() raised {described(error)}"
         if isinstance(frame, list):
             frame = frame[-1] if frame else None
-        return frame if isinstance(frame, np.ndarray) and frame.ndim == 3 else None
+        picture = to_picture(frame)
+        return picture if picture is not None else f"render() returned {describe_value(frame)}, which is no picture"
 
     def close(self) -> None:
         self._env.close()
@@ -153,18 +189,18 @@ class EpisodeRunner:
 
 @contextlib.contextmanager
 def user_code(environment_id: str) -> Iterator[None]:
-    """What an environment raises becomes an error that names it and shows where it happened."""
+    """Turn an exception of the environment into an error that names it and shows where it happened."""
     try:
         yield
     except RLLabError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         tail = "".join(traceback.format_exception(error)[-6:]).strip()
         raise EnvironmentFailure(f"environment.id={environment_id} raised {type(error).__name__}:\n{tail}") from error
 
 
 def scalar_info(info: Any) -> dict[str, Any]:
-    """What of an episode's last info is small enough to keep: numbers, flags and words."""
+    """The entries of an episode's last info that are small enough to keep: numbers, flags and words."""
     if not isinstance(info, dict):
         return {}
     plain: dict[str, Any] = {}

@@ -10,18 +10,18 @@ from typing import Any, Literal
 from rl_lab.errors import ConfigError, nearest
 
 Auto = Literal["auto"]
-Backend = Literal["auto", "sync", "process"]
+Backend = Literal["auto", "sync", "process", "envpool"]
 ObservationMode = Literal["auto", "state", "pixels", "both"]
 
 _CHOICES = {
-    "backend": ("auto", "sync", "process"),
+    "backend": ("auto", "sync", "process", "envpool"),
     "observation": ("auto", "state", "pixels", "both"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class AtariSettings:
-    """How an `ALE/…` game is preprocessed: a preset's values, with every value that is given here laid over them."""
+    """Preprocessing of an `ALE/…` game: a preset's values, with every value that is given here laid over them."""
 
     preset: str = "dreamer_100k"
     """`dreamer_100k`, `dreamer_200m`, `dqn`, or `none`: the registered environment as it is."""
@@ -82,7 +82,8 @@ class EnvironmentSettings:
     num_envs: int = 8
     """How many copies are stepped together."""
     backend: Backend = "auto"
-    """`sync`: in this process. `process`: in worker processes. `auto`: by the measured cost of a step."""
+    """`sync`: in this process. `process`: in worker processes. `auto`: by the measured cost of a step. `envpool`: as
+    `auto`, but evolution and evaluations while training play in envpool, which must be installed."""
     observation: ObservationMode = "auto"
     """`state`: the numbers. `pixels`: images (rendered where there are none). `both`. `auto`: as it comes."""
     action_repeat: int | Auto = "auto"
@@ -121,6 +122,10 @@ class EnvironmentSettings:
     def __post_init__(self) -> None:
         if isinstance(self.atari, Mapping):  # a plain mapping from YAML
             object.__setattr__(self, "atari", _build(AtariSettings, self.atari, "environment.atari"))
+        elif not isinstance(self.atari, AtariSettings):
+            raise ConfigError(f"environment.atari must be a mapping of settings, got {self.atari!r}")
+        if not isinstance(self.kwargs, Mapping | None):
+            raise ConfigError(f"environment.kwargs must be a mapping of arguments, got {self.kwargs!r}")
         object.__setattr__(self, "kwargs", dict(self.kwargs or {}))
         _validate(self)
 
@@ -187,7 +192,7 @@ def _validate(settings: EnvironmentSettings) -> None:
         value = getattr(settings, name)
         if value not in choices:
             raise ConfigError(
-                f"environment.{name}={value!r} is not one of {', '.join(choices)}.{nearest(value, choices)}"
+                f"environment.{name}={value!r} is not one of {', '.join(choices)}.{nearest(str(value), choices)}"
             )
     _whole(settings, "num_envs", least=1)
     _whole(settings, "action_repeat", least=1, auto=True)
@@ -200,11 +205,13 @@ def _validate(settings: EnvironmentSettings) -> None:
     for name in ("normalize_actions", "rebuild_each_episode", "check"):
         if not isinstance(getattr(settings, name), bool):
             raise ConfigError(f"environment.{name} must be true or false, got {getattr(settings, name)!r}")
+    if settings.module is not None and not isinstance(settings.module, str):
+        raise ConfigError(f"environment.module must be a module or a .py file, got {settings.module!r}")
     if settings.grayscale != "auto" and not isinstance(settings.grayscale, bool):
         raise ConfigError(f"environment.grayscale must be true, false or auto, got {settings.grayscale!r}")
     for name in ("worker_timeout", "startup_timeout"):
         value = getattr(settings, name)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
             raise ConfigError(f"environment.{name} must be a number of seconds above 0, got {value!r}")
     _validate_atari(settings.atari)
 
@@ -223,7 +230,9 @@ def _validate_atari(atari: AtariSettings) -> None:
         raise ConfigError(
             f"environment.atari.preset={atari.preset!r} is unknown.{nearest(atari.preset, ATARI_PRESETS)}"
         )
-    if atari.sticky is not None and not 0.0 <= atari.sticky <= 1.0:
+    if atari.sticky is not None and (
+        isinstance(atari.sticky, bool) or not isinstance(atari.sticky, int | float) or not 0.0 <= atari.sticky <= 1.0
+    ):
         raise ConfigError(f"environment.atari.sticky must be a probability from 0 to 1, got {atari.sticky!r}")
     if atari.noop_max is not None and (not isinstance(atari.noop_max, int) or atari.noop_max < 0):
         raise ConfigError(f"environment.atari.noop_max must be a whole number of at least 0, got {atari.noop_max!r}")

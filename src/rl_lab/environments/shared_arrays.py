@@ -13,6 +13,7 @@ import numpy as np
 from rl_lab.records import Observation
 from rl_lab.specs import ActionSpec, ObservationSpec
 
+STILL, ONCE, ON = range(3)  # an environment stands still, plays one episode, or one after another
 _ALIGN = 64
 
 
@@ -29,6 +30,7 @@ class ArrayPlan:
             arrays += [(f"{prefix}.{key}", (num_envs, *spec.shape), spec.dtype) for key, spec in observation.items()]
         arrays.append(("action", (num_envs, *action.shape), action.dtype))
         arrays.append(("reward", (num_envs,), "float32"))
+        arrays.append(("play", (num_envs,), "uint8"))  # STILL, ONCE or ON
         arrays.append(("busy", (num_envs,), "int32"))  # entry i, of worker i: the environment it is working on
         return cls(tuple(arrays))
 
@@ -50,6 +52,7 @@ class SharedArrays:
         self.now = {name[4:]: view for name, view in views.items() if name.startswith("now.")}
         self.last = {name[5:]: view for name, view in views.items() if name.startswith("last.")}
         self.action, self.reward, self.busy = views["action"], views["reward"], views["busy"]
+        self.play = views["play"]
 
 
 def anonymous_file() -> int:

@@ -13,8 +13,10 @@ import numpy as np
 
 from rl_lab.environments.action_log import ActionLog
 from rl_lab.environments.base import VectorEnv
+from rl_lab.environments.failures import last_words
 from rl_lab.environments.runner import Ending, SeedPlan
 from rl_lab.environments.settings import EnvironmentSettings
+from rl_lab.environments.shared_arrays import ON, ONCE, STILL
 from rl_lab.errors import CheckpointError, EnvironmentFailure
 from rl_lab.records import EpisodeEnd, Observation, VectorStep
 from rl_lab.specs import ActionSpec, ObservationSpec
@@ -73,12 +75,13 @@ class EpisodicVectorEnv(VectorEnv):
         ]
         self._float_keys = [key for key, spec in observation_spec.items() if spec.dtype == "float32"]
         self._current: VectorStep | None = None
+        self._play = np.full(self.num_envs, ON, np.uint8)
 
     # What a back end does ---------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _start_all(self, out: Observation) -> None:
-        """Begin episode 0 everywhere."""
+    def _start_all(self, out: Observation, seeds: Sequence[int | None] | None) -> None:
+        """Begin episode 0 everywhere, with these seeds or those of the plan."""
 
     def _begin_all(self, action: np.ndarray) -> None:
         """Let the environments set to work, where that needs no waiting."""
@@ -93,10 +96,11 @@ class EpisodicVectorEnv(VectorEnv):
 
     # Stepping ---------------------------------------------------------------------------------------------------------
 
-    def reset(self) -> VectorStep:
+    def reset(self, seeds: Sequence[int | None] | None = None) -> VectorStep:
         self._finish_work()
         out = self._empty()
-        self._start_all(out)
+        self._play[:] = ON if seeds is None else [STILL if seed is None else ONCE for seed in seeds]
+        self._start_all(out, seeds)
         self._episode = [0] * self.num_envs
         self._anchor = [0] * self.num_envs
         self._log.clear()
@@ -109,9 +113,12 @@ class EpisodicVectorEnv(VectorEnv):
         self.send(action)
         return self.receive()
 
+    def stop(self, indices: np.ndarray) -> None:
+        self._play[indices] = STILL
+
     def send(self, action: np.ndarray) -> None:
         if self._current is None:
-            raise EnvironmentFailure("step() was called before reset() or set_state()")
+            raise EnvironmentFailure("step() was called before reset() or load_state_dict()")
         if action.shape != self._action_shape:
             raise EnvironmentFailure(
                 f"step() was given actions of shape {action.shape}, expected {self._action_shape} (environments first)"
@@ -145,7 +152,7 @@ class EpisodicVectorEnv(VectorEnv):
 
     def _close_episodes(self, endings: list[EndedEpisode], reward: np.ndarray, is_first: np.ndarray) -> EpisodeEnd:
         indices = np.array([item.index for item in endings], np.int64)
-        reward[indices], is_first[indices] = 0.0, True
+        reward[indices], is_first[indices] = 0.0, self._play[indices] == ON
         for item in endings:
             self._episode[item.index] += 1
             self._anchor[item.index] = item.anchor
@@ -186,7 +193,7 @@ class EpisodicVectorEnv(VectorEnv):
         """Count a failure of one environment; the third in a row ends the run."""
         self._failures[index] += 1
         self.restarts += 1
-        summary = error.strip().splitlines()[-1] if error.strip() else "no error text"
+        summary = last_words(error)
         self.events.append(
             {
                 "kind": "worker_restart",
@@ -200,6 +207,13 @@ class EpisodicVectorEnv(VectorEnv):
                 f"an episode. Its last error:\n{error.strip()}"
             )
 
+    def _picture(self, frame: np.ndarray | str) -> np.ndarray | None:
+        """A rendered frame; a reason why there is none becomes an event."""
+        if not isinstance(frame, str):
+            return frame
+        self.events.append({"kind": "no_video", "message": f"environment.id={self.settings.id}: {frame}"})
+        return None
+
     def _lost_episode(self, index: int, error: str) -> EndedEpisode:
         """The episode that a failure cut off: truncated at the last observation that is known."""
         assert self._current is not None
@@ -209,11 +223,11 @@ class EpisodicVectorEnv(VectorEnv):
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         import torch
 
         current = self._current
-        if current is None:
+        if current is None or (self._play != ON).any():
             return {}
         actions = [self._compact(self._log.actions(index)) for index in range(self.num_envs)]
         return {
@@ -233,7 +247,7 @@ class EpisodicVectorEnv(VectorEnv):
         small = self.action_spec.kind == "discrete" and max(self.action_spec.classes) <= 256
         return actions.astype(np.uint8 if small else actions.dtype, copy=True)
 
-    def set_state(self, state: dict[str, Any]) -> VectorStep:
+    def load_state_dict(self, state: dict[str, Any]) -> VectorStep:
         self._finish_work()
         if not state:
             return self.reset()
@@ -242,6 +256,7 @@ class EpisodicVectorEnv(VectorEnv):
                 f"The checkpoint holds {state['num_envs']} environments of {state['id']}, this run has {self.num_envs} "
                 f"of {self.settings.id}. Resume with the run's own environment settings."
             )
+        self._play[:] = ON
         self._episode, self._anchor = state["episode"].tolist(), state["anchor"].tolist()
         self._failures, self.restarts = state["failures"].tolist(), int(state["restarts"])
         self._log.load([part.numpy() for part in state["actions"]])

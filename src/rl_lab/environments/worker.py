@@ -54,8 +54,13 @@ class Worker:
         sys.path[:] = path
         try:
             self._import(module)
-            self._build(pickle.loads(setup))
-        except Exception as error:
+            content = pickle.loads(setup)
+            self._register(content["registered"])
+            if content.get("probe"):
+                self._probe(content["settings"])
+                return
+            self._build(content)
+        except (Exception, SystemExit) as error:
             self._report(error)
             return
         commands: dict[bytes, Callable[[Any], None]] = {
@@ -76,10 +81,10 @@ class Worker:
                     self._step()
                 else:
                     commands[command](pickle.loads(message[1:]))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 self._report(error)
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: BaseException) -> None:
         from rl_lab.errors import ConfigError, RLLabError
 
         fatal = isinstance(error, RLLabError)
@@ -98,11 +103,18 @@ class Worker:
         prepare_rendering()
         import_user_module(module)
 
-    def _build(self, setup: dict[str, Any]) -> None:
+    def _register(self, specs: list[Any]) -> None:
         import gymnasium
 
-        for spec in setup["registered"]:
+        for spec in specs:
             gymnasium.registry.setdefault(spec.id, spec)
+
+    def _probe(self, settings: Any) -> None:
+        from rl_lab.environments.inspection import probe
+
+        self._done(probe(settings))
+
+    def _build(self, setup: dict[str, Any]) -> None:
         from rl_lab.environments.runner import EpisodeRunner
 
         self._slot = setup["slot"]
@@ -122,24 +134,37 @@ class Worker:
         self._arrays = SharedArrays(plan, self._arrays_fd)
         self._done(None)
 
-    def _start(self, episodes: dict[int, int]) -> None:
-        """Begin the given episode in each environment."""
+    def _start(self, episodes: dict[int, tuple[int, int | None]]) -> None:
+        """Begin the given episode in each environment, with another seed than its own where one is given."""
+        from rl_lab.environments.shared_arrays import STILL
+
         for index, runner in self._runners.items():
+            if self._arrays.play[index] == STILL:
+                continue
             self._arrays.busy[self._slot] = index
-            runner.restart(episodes[index], self._arrays.now, index)
+            runner.restart(episodes[index][0], self._arrays.now, index, episodes[index][1])
         self._done(None)
 
     def _step(self) -> None:
+        from rl_lab.environments.shared_arrays import ON, STILL
+
         now, last, reward, busy = self._arrays.now, self._arrays.last, self._arrays.reward, self._arrays.busy
+        play = self._arrays.play
         endings = []
         for index, action in zip(self._indices, self._convert(self._arrays.action[self._indices]), strict=True):
+            if play[index] == STILL:
+                reward[index] = 0.0
+                continue
             busy[self._slot] = index
             runner = self._runners[index]
             reward[index], ending = runner.step(action, now, index)
             if ending is not None:
                 for key, value in now.items():
                     last[key][index] = value[index]
-                runner.start(runner.episode + 1, now, index)
+                if play[index] == ON:
+                    runner.start(runner.episode + 1, now, index)
+                else:
+                    play[index] = STILL
                 endings.append((index, ending, runner.anchor))
         if endings:
             self._done(endings)
@@ -156,4 +181,4 @@ class Worker:
         self._done(answers)
 
     def _render(self, _: Any) -> None:
-        self._done(self._runners[0].render())
+        self._done(self._runners[0].frame_or_reason())

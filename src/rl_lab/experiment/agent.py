@@ -15,13 +15,16 @@ from gymnasium import spaces
 from rl_lab.environments.adapter import SpaceAdapter
 from rl_lab.environments.factory import build_environment
 from rl_lab.environments.settings import EnvironmentSettings
-from rl_lab.errors import ConfigError, RunNotFoundError
-from rl_lab.experiment.config import compose_option, load_yaml, resolve
+from rl_lab.errors import CheckpointError, ConfigError
+from rl_lab.experiment.config import compose_option, resolve
 from rl_lab.experiment.device import resolve_device, resolve_precision
 from rl_lab.experiment.model import build_model
 from rl_lab.experiment.resume import find_checkpoint
+from rl_lab.experiment.trust import open_config
 from rl_lab.experiment.validation import Settings, validate
+from rl_lab.kernels import registry
 from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointManager
+from rl_lab.orchestration.nonfinite import nonfinite_parameter
 from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.orchestration.run_state import load_agent
 from rl_lab.records import Observation
@@ -44,7 +47,7 @@ class LoadedRun:
 
 @dataclass(frozen=True)
 class AgentMemory:
-    """What the agent remembers of each environment: opaque to the caller, who hands it from act to act."""
+    """The agent's memory of each environment: opaque to the caller, who hands it from act to act."""
 
     state: AgentState
     adapters: tuple[SpaceAdapter, ...]
@@ -52,13 +55,19 @@ class AgentMemory:
 
 
 def load(
-    run: str | Path, *, run_root: str | Path = "experiments", device: str = "auto", env: gymnasium.Env | None = None
+    run: str | Path,
+    *,
+    run_root: str | Path = "experiments",
+    device: str = "auto",
+    env: gymnasium.Env | None = None,
+    trust: bool = False,
 ) -> Agent:
     """The agent of a run (a run directory, its name, `latest`) or of one of its checkpoints.
 
-    Observations and actions are those of the run's environment, or of `env` where one is given.
+    Observations and actions are those of the run's environment, or of `env` where one is given. A run that was not made
+    here may name no code of its own, unless you `trust` it.
     """
-    loaded = load_run(run, run_root=run_root, device=device)
+    loaded = load_run(run, run_root=run_root, device=device, trust=trust, builds_environment=env is None)
     if env is not None:
         return Agent(loaded, env.observation_space, env.action_space)
     built = build_environment(loaded.settings.environment)
@@ -75,16 +84,17 @@ def load_run(
     device: str = "auto",
     planner: str | None = None,
     planner_settings: Sequence[str] = (),
+    trust: bool = False,
+    builds_environment: bool = True,
 ) -> LoadedRun:
     """Rebuild the model from the run's own configuration and put its weights in place.
 
     `planner`, one of the group controllers/planners, takes the place of the run's own; `planner_settings` are key=value
-    of it. A planner has nothing that is learned, so any can plan in any model.
+    of it. A planner has nothing that is learned, so any can plan in any model. `trust` lets a run that was not made
+    here name code of its own.
     """
     directory, path = find_checkpoint(str(run), run_root)
-    if not directory.config_yaml.is_file():
-        raise RunNotFoundError(f"{directory.path} has no config.yaml: it is not a run, or it never started.")
-    stored = load_yaml(directory.config_yaml)
+    stored = open_config(directory, trust=trust, builds_environment=builds_environment).config
     if planner is not None:
         stored.setdefault("controllers", {})["planner"] = compose_option(PLANNERS, planner, planner_settings)
         if "act_with" in stored["workflow"]:  # it could have learned to act by its policy alone
@@ -94,6 +104,8 @@ def load_run(
     settings = validate(config)
     where = resolve_device(device)
     model = build_model(config, where)
+    autocast_dtype = resolve_precision(settings.training.precision, where)
+    registry.enable(model.modules, device=where, dtype=autocast_dtype or torch.float32, mode=settings.training.kernels)
     manager = CheckpointManager(directory.checkpoints, workflow=model.workflow.name)
     if path is None and settings.evaluation.select == "best":
         path = manager.best()
@@ -106,7 +118,8 @@ def load_run(
         action_spec=model.action_spec,
         components=model.components,
         controllers=model.controllers,
-        autocast_dtype=resolve_precision(settings.training.precision, where),
+        autocast_dtype=autocast_dtype,
+        kernels=settings.training.kernels,
     )
     model.workflow.initialize(context)
     if planner is not None and getattr(model.workflow, "planner", None) is None:
@@ -115,6 +128,11 @@ def load_run(
             "MPC, MBMPC, PlaNet, the Dreamers, TD-MPC and TD-MPC2 have one."
         )
     load_agent(checkpoint, model.workflow, context, exchanged=() if planner is None else ("planner",))
+    bad = nonfinite_parameter(model.modules)
+    if bad is not None:
+        raise CheckpointError(
+            f"{checkpoint.path} holds the parameter {bad}, which is NaN or infinite. Use another one."
+        )
     return LoadedRun(directory, config, settings, model.workflow, checkpoint)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from rl_lab.components.controller_manager import DISTILL_ROLE
 from rl_lab.data_sources.base import DataSource, SourceContext
 from rl_lab.environments import make_vector_env
 from rl_lab.environments.base import SeedStream, VectorEnv
@@ -21,11 +22,13 @@ from rl_lab.experiment.parts import build_optimizers
 from rl_lab.experiment.planning import can_plan, write_run_planning
 from rl_lab.experiment.prepare import Prepared
 from rl_lab.experiment.validation import Settings
+from rl_lab.kernels import graphs, registry
 from rl_lab.metrics.console import RunConsole
 from rl_lab.metrics.logger import MetricsLogger
 from rl_lab.metrics.sinks import MlflowSink, Sink, TensorBoardSink, WandbSink
 from rl_lab.orchestration.checkpoint import CheckpointManager
 from rl_lab.orchestration.orchestrator import LoopSettings, Orchestrator
+from rl_lab.orchestration.phase_records import Phase
 from rl_lab.orchestration.randomness import forked_random, seed_random
 from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.records import OBSERVATION_PREFIX, FieldSpec
@@ -73,6 +76,12 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
     opened.append(console)
     logger = MetricsLogger(run.metrics_jsonl, build_sinks(settings, config, run))
     opened.append(logger)
+    compiling = settings.training.compile == "auto" and device.type == "cuda"
+    graphs.configure(compiling=compiling)
+    autocast_dtype = resolve_precision(settings.training.precision, device)
+    decisions = registry.enable(
+        model.modules, device=device, dtype=autocast_dtype or torch.float32, mode=settings.training.kernels
+    )
     context = WorkflowContext(
         config=config,
         device=device,
@@ -85,16 +94,19 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
         data_sources=sources,
         train_envs=envs,
         initial=envs.reset(),
+        make_envs=partial(make_vector_env, settings.environment, seed=settings.experiment.seed, stream="evolution"),
         checkpoints=checkpoints,
         metrics=logger,
-        compile=settings.training.compile == "auto" and device.type == "cuda",
+        compile=compiling,
+        kernels=settings.training.kernels,
         overlap=overlap,
-        autocast_dtype=resolve_precision(settings.training.precision, device),
+        autocast_dtype=autocast_dtype,
     )
+    model.controllers.attach_optimizers(context.optimizers)
     model.workflow.initialize(context)
     check_fit(model.workflow, context)
-    prepare_sources(sources, model, context, run)
     opened.extend(sources.values())
+    prepare_sources(prepared, model, context, run)
     plan.require_room(plan.memory_needs(model, sources, device), device, run.path)
     text = plan.describe(
         settings=settings,
@@ -105,6 +117,7 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
         device=device,
         folder=run.path,
         backend=envs.backend,
+        paths=plan.path_lines(decisions, compiling=compiling, kernels=settings.training.kernels),
     )
     orchestrator = Orchestrator(
         workflow=model.workflow,
@@ -118,6 +131,7 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
         eval_envs=partial(make_eval_envs, settings),
         on_complete=_final_pictures(model.workflow, settings, run),
     )
+    check_batches(prepared.phases, orchestrator)
     return Experiment(orchestrator, text, device, model.parameters)
 
 
@@ -142,16 +156,40 @@ def record_fields(
     return fields | workflow.record_specs()
 
 
-def prepare_sources(sources: dict[str, DataSource], model: Model, context: WorkflowContext, run: RunDirectory) -> None:
+def prepare_sources(prepared: Prepared, model: Model, context: WorkflowContext, run: RunDirectory) -> None:
     fields = record_fields(model.observation_spec, model.action_spec, model.workflow)
     assert context.train_envs is not None
-    for name, source in sources.items():
-        folder = run.path / "data" / name
-        num_envs = context.train_envs.num_envs
+    for name, source in context.data_sources.items():
         try:
-            source.prepare(SourceContext(fields, num_envs, str(context.device), context.seed, folder))
+            source.prepare(
+                SourceContext(
+                    fields=fields,
+                    num_envs=context.train_envs.num_envs,
+                    device=str(context.device),
+                    seed=context.seed,
+                    folder=run.path / "data" / name,
+                    actions=prepared.facts.actions,
+                    environment=prepared.settings.environment,
+                    sources=context.data_sources,
+                    simulator=context.simulator,
+                    agent=model.workflow,
+                )
+            )
         except RLLabError as error:
             raise ConfigError(f"data_sources.{name}: {error}") from error
+
+
+def check_batches(phases: Sequence[Phase], orchestrator: Orchestrator) -> None:
+    """Refuse data from which the batches of some phase can never be drawn, and a controller that cannot learn."""
+    for phase in phases:
+        if any(hook.name == "distill" for hook in phase.hooks):
+            orchestrator.context.controllers.learner(DISTILL_ROLE)
+        spec, name = orchestrator.batch_specs[phase.name], phase.data_source
+        if phase.updates and spec is not None and name is not None:
+            try:
+                orchestrator.context.data_sources[name].check(spec)
+            except RLLabError as error:
+                raise ConfigError(f"data_sources.{name}: {error}") from error
 
 
 def check_fit(workflow: Workflow, context: WorkflowContext) -> None:
@@ -199,6 +237,7 @@ def loop_settings(settings: Settings) -> LoopSettings:
         on_nonfinite=training.on_nonfinite,
         best_metric=settings.checkpoint.best,
         select=evaluation.select,
+        controller=evaluation.controller,
     )
 
 
@@ -210,8 +249,9 @@ def make_eval_envs(
     if episodes is None:
         final = evaluation.final_episodes if stream == "final" else None
         episodes = final or evaluation.episodes
+    kwargs = {**settings.environment.kwargs, **(evaluation.environment_kwargs or {})}
     return make_vector_env(
-        settings.environment,
+        replace(settings.environment, kwargs=kwargs),
         seed=settings.experiment.seed if seed is None else seed,
         num_envs=min(evaluation.num_envs, episodes),
         stream=stream,
@@ -220,7 +260,7 @@ def make_eval_envs(
 
 
 def _final_pictures(workflow: Workflow, settings: Settings, run: RunDirectory) -> Sequence[Callable[[], object]]:
-    """What the agent's model and planner think, drawn when the run is complete."""
+    """Draw pictures of the model's imagination and the planner's candidates when the run is complete."""
     if not settings.evaluation.imagination:
         return ()
     pictures: list[Callable[[], object]] = []

@@ -17,6 +17,7 @@ from yaml import YAMLError
 
 from rl_lab.errors import ConfigError, nearest
 from rl_lab.experiment import registry, resolvers
+from rl_lab.experiment.budgets import BUDGET_KEY, apply_typed
 from rl_lab.experiment.device import resolve_device
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 CONFIG_MODULE = "rl_lab.configs"
 DEFAULT_EXPERIMENT = "dreamer_v3_cartpole"
 AUTO_SIZE = "auto"
+RUN_SECTIONS = ("experiment", "training", "evaluation", "environment", "workflow", "_dims")  # what every run has
 
 
 def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = ()) -> DictConfig:
@@ -34,12 +36,25 @@ def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = ()) 
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(f"'{override.input_line}' names several values: add -m to train one run for each.")
-    normal = normalise(parsed, folders)
+    normal = normalise([override for override in parsed if override.key_or_group != BUDGET_KEY], folders)
     experiment = next(line.partition("=")[2] for line in normal if line.startswith("+experiment="))
     config = _compose(normal)
-    if config.experiment.get("name") is None:
-        config.experiment.name = experiment
-    _choose_size(config)
+    try:
+        own_budget = OmegaConf.select(config, BUDGET_KEY)
+        for override in parsed:
+            if override.key_or_group == BUDGET_KEY and isinstance(config._get_node("training"), DictConfig):
+                OmegaConf.update(config, BUDGET_KEY, override.value())
+        apply_typed(config, [override.key_or_group for override in parsed], own_budget)
+    except OmegaConfBaseException as error:
+        raise ConfigError(one_line(error)) from error
+    if not isinstance(config._get_node("experiment"), DictConfig):
+        raise ConfigError("experiment must be a mapping of settings; +experiment=NAME picks an experiment.")
+    try:
+        if config.experiment.get("name") is None:
+            config.experiment.name = experiment
+        _choose_size(config)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"experiment.name or size: {one_line(error)}") from error
     return config
 
 
@@ -98,15 +113,15 @@ def compose_option(group: str, option: str, overrides: Sequence[str] = ()) -> Di
 
 def _check_option(override: Override, folders: Sequence[registry.ConfigFolder]) -> None:
     value = override.value()
-    for choice in getattr(value, "list", None) or [value]:
-        if isinstance(choice, str):
-            _check_choice(override.key_or_group, choice, folders)
+    for choice in getattr(value, "list", None) or (value if isinstance(value, list) else [value]):
+        _check_choice(override.key_or_group, getattr(choice, "text", choice), folders)
 
 
-def _check_choice(group: str, choice: str, folders: Sequence[registry.ConfigFolder]) -> None:
+def _check_choice(group: str, choice: Any, folders: Sequence[registry.ConfigFolder]) -> None:
     known = registry.names(folders, group)
     if choice not in known:
-        raise ConfigError(f"{group}={choice}: there is no such {group}.{nearest(choice, known)} See: rl-lab list.")
+        shown = "null" if choice is None else str(choice)
+        raise ConfigError(f"{group}={shown}: there is no such {group}.{nearest(shown, known)} See: rl-lab list.")
 
 
 def _searchpath(folders: Sequence[registry.ConfigFolder]) -> list[str]:
@@ -124,7 +139,7 @@ def _compose(lines: Sequence[str], config_name: str = "config") -> DictConfig:
     try:
         with initialize_config_module(CONFIG_MODULE, version_base="1.3"):
             config = hydra_compose(config_name, overrides=list(lines))
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, TypeError, AssertionError) as error:
         raise ConfigError(one_line(error)) from error
     finally:
         GlobalHydra.instance().hydra = outer
@@ -163,14 +178,18 @@ def to_yaml(config: Mapping[str, Any]) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(dict(config)))
 
 
-def load_yaml(path: Path) -> DictConfig:
-    """A run's own config.yaml."""
+def parse_yaml(content: bytes, path: Path) -> DictConfig:
+    """The configuration in a run's config.yaml; `path` is for the messages."""
     try:
-        config = OmegaConf.load(path)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        config = OmegaConf.create(content.decode())
+    except (UnicodeDecodeError, YAMLError, OmegaConfBaseException, RecursionError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {one_line(error)}") from error
-    if not isinstance(config, DictConfig):
-        raise ConfigError(f"{path} is not a configuration: it must be a mapping.")
+    if not isinstance(config, DictConfig) or not config:
+        what = "it must be a mapping" if content.strip() else "it is empty"
+        raise ConfigError(f"{path} is not a configuration: {what}.")
+    for name in RUN_SECTIONS:
+        if not isinstance(config._get_node(name), DictConfig):
+            raise ConfigError(f"{path} is not the configuration of a run: '{name}' is not a mapping in it.")
     return config
 
 

@@ -21,9 +21,10 @@ def resolve_device(name: str) -> torch.device:
         return torch.device("cpu")
     kind, _, index = name.partition(":")
     if kind != "cuda" or (index and not index.isdigit()):
-        raise ConfigError(
-            f"experiment.device={name} is not a device.{nearest(name, ['auto', 'cpu', 'cuda', 'cuda:0'])}"
+        hint = (
+            " Did you mean 'cuda'?" if kind in ("gpu", "nvidia") else nearest(name, ["auto", "cpu", "cuda", "cuda:0"])
         )
+        raise ConfigError(f"experiment.device={name} is not a device.{hint}")
     if not torch.cuda.is_available():
         why = "this build of PyTorch has no CUDA" if torch.version.cuda is None else "PyTorch sees no GPU"
         raise ConfigError(f"experiment.device={name}: {why}. Use experiment.device=cpu or auto, or see: rl-lab doctor.")

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from rl_lab.errors import ConfigError, nearest
 from rl_lab.specs import ActionSpec, ObservationSpec
@@ -15,7 +16,8 @@ from rl_lab.specs import ActionSpec, ObservationSpec
 def dims_of(
     observation: Mapping[str, ObservationSpec], action: ActionSpec, episode_length: int | None = None
 ) -> dict[str, Any]:
-    """What components read from `${_dims.…}`. `episode_length`: the time limit in decisions, where there is one."""
+    """The values that components read from `${_dims.…}`. `episode_length`: the time limit in decisions, where there
+    is one."""
     return {
         "observation": {key: _plain(asdict(spec)) for key, spec in observation.items()},
         "action": _plain(asdict(action)),
@@ -32,8 +34,12 @@ def fill_dims(
 ) -> None:
     """Set `_dims`. A value that the user typed must be what the environment has."""
     true = dims_of(observation, action, episode_length)
-    typed = OmegaConf.to_container(config._dims, resolve=True) if config.get("_dims") else {}
-    assert isinstance(typed, dict)
+    try:
+        typed = OmegaConf.to_container(config._dims, resolve=True) if config.get("_dims") else {}
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"_dims: {' '.join(str(error).split())}") from error
+    if not isinstance(typed, dict):
+        raise ConfigError(f"_dims must be a mapping, got {typed!r}. It is filled in from the environment.")
     for path, seen in _leaves(typed, ()):
         place = "_dims." + ".".join(path)
         node: Any = true

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_lab.experiment.agent import load_run
+from rl_lab.components.acting import ActingController, Acts
+from rl_lab.errors import ConfigError, nearest
+from rl_lab.experiment.agent import LoadedRun, load_run
 from rl_lab.experiment.build import make_eval_envs
 from rl_lab.experiment.device import set_threads
 from rl_lab.experiment.results import chosen_actions
 from rl_lab.metrics.video import write_video
 from rl_lab.orchestration.evaluation import EvaluationResult, evaluate
+
+AGENT = "agent"  # in a controller's place: the agent itself
 
 
 @dataclass(frozen=True)
@@ -62,19 +66,22 @@ def evaluate_run(
     video: bool = False,
     planner: str | None = None,
     planner_settings: Sequence[str] = (),
+    controller: str | None = None,
+    trust: bool = False,
 ) -> RunEvaluation:
     """Play held-out episodes. Without a seed and a number they are those of the run's own final evaluation.
 
-    With `planner`, another planner plans in the model of the run.
+    With `planner`, another planner plans in the model of the run. With `controller`, the controller with that role
+    plays, in place of the one that evaluation.controller names; `agent` is the agent itself.
     """
-    loaded = load_run(run, run_root=run_root, planner=planner, planner_settings=planner_settings)
+    loaded = load_run(run, run_root=run_root, planner=planner, planner_settings=planner_settings, trust=trust)
     settings = loaded.settings
     set_threads(settings.training.threads, loaded.workflow.context.device)
     seed = settings.experiment.seed if seed is None else seed
     episodes = episodes or settings.evaluation.final_episodes or settings.evaluation.episodes
     envs = make_eval_envs(settings, "final", render=video, seed=seed, episodes=episodes)
     try:
-        result = evaluate(loaded.workflow, envs, episodes, seed=seed, stream="final", record=video)
+        result = evaluate(_player(loaded, controller), envs, episodes, seed=seed, stream="final", record=video)
     finally:
         envs.close()
     assert result is not None
@@ -85,3 +92,16 @@ def evaluate_run(
         loaded.run.path, loaded.checkpoint.path.name, settings.environment.id, seed, chosen_actions(loaded.config),
         result, path, " ".join([planner, *planner_settings]) if planner else None,
     )  # fmt: skip
+
+
+def _player(loaded: LoadedRun, controller: str | None) -> Acts:
+    """Who plays the episodes."""
+    role = loaded.settings.evaluation.controller if controller is None else controller
+    if role is None or role == AGENT:
+        return loaded.workflow
+    controllers = loaded.workflow.context.controllers
+    acting = controllers.acting(role)
+    if acting is None:
+        known = [name for name, part in controllers.items() if isinstance(part, ActingController)]
+        raise ConfigError(f"--controller {role}: no controller with that role can act.{nearest(role, [AGENT, *known])}")
+    return acting

@@ -14,6 +14,7 @@ from rl_lab.experiment.agent import load_run
 from rl_lab.experiment.device import set_threads
 from rl_lab.experiment.planning import can_plan, write_run_planning
 from rl_lab.experiment.validation import Settings
+from rl_lab.metrics.illustrations import write_illustrations
 from rl_lab.metrics.imagination import write_imagination
 from rl_lab.metrics.report import write_report
 from rl_lab.orchestration.randomness import forked_random
@@ -45,22 +46,30 @@ def write_run_imagination(
     envs = make_vector_env(settings.environment, seed=seed, num_envs=EPISODES, stream="final")
     try:
         with forked_random(SEED_DOMAIN, seed), torch.no_grad():
-            episodes = _play(workflow, envs, context + horizon)
-            batch = _batch(episodes, context + horizon, workflow.context.device)
+            episodes = play_episodes(workflow, envs, context + horizon)
+            batch = batch_of(episodes, context + horizon, workflow.context.device)
             steps = batch.reward.shape[1]
             if steps < 2:
                 raise ConfigError("Every episode ended after one step: there is nothing to imagine.")
             rollout = workflow.imagine(batch, context=min(context, steps // 2))
+            further = workflow.illustrate(batch)
     finally:
         envs.close()
-    return write_imagination(rollout, folder / "imagination")
+    paths = write_imagination(rollout, folder / "imagination")
+    return [*paths, *write_illustrations(further, folder / "imagination")] if further else paths
 
 
 def imagine_run(
-    run: str | Path, *, run_root: str | Path = "experiments", context: int, horizon: int, seed: int | None = None
+    run: str | Path,
+    *,
+    run_root: str | Path = "experiments",
+    context: int,
+    horizon: int,
+    seed: int | None = None,
+    trust: bool = False,
 ) -> list[Path]:
     """Draw into the run's folder imagination/ and write its report anew; the files."""
-    loaded = load_run(run, run_root=run_root)
+    loaded = load_run(run, run_root=run_root, trust=trust)
     if not can_imagine(loaded.workflow):
         raise ConfigError(f"{loaded.run.path}: the workflow '{loaded.workflow.name}' has no model to imagine with.")
     set_threads(loaded.settings.training.threads, loaded.workflow.context.device)
@@ -71,7 +80,7 @@ def imagine_run(
     return [*paths, write_report(folder)]
 
 
-def _play(workflow: Workflow, envs: VectorEnv, steps: int) -> list[Rows]:
+def play_episodes(workflow: Workflow, envs: VectorEnv, steps: int) -> list[Rows]:
     """The first episode of every environment, or as much of it as is asked for."""
     count = envs.num_envs
     current, state = envs.reset(), workflow.initial_state(count)
@@ -104,7 +113,7 @@ def _record(step: VectorStep, index: int, action: np.ndarray) -> dict[str, np.nd
     return record | {"action": action, "reward": step.reward[index], **flags}
 
 
-def _batch(episodes: list[Rows], steps: int, device: torch.device) -> SequenceBatch:
+def batch_of(episodes: list[Rows], steps: int, device: torch.device) -> SequenceBatch:
     """The episodes that last long enough, cut to one length: that of the longest, at most `steps`."""
     length = min(steps, max(map(len, episodes)))
     chosen = [rows[:length] for rows in episodes if len(rows) >= length]

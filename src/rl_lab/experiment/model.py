@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.controller_manager import ControllerManager
 from rl_lab.components.spaces import action_spec, observation_specs
 from rl_lab.errors import ConfigError
 from rl_lab.experiment.parts import PartBuilder, parameter_counts
@@ -19,7 +19,7 @@ from rl_lab.workflows.base import Workflow
 
 @dataclass(frozen=True)
 class Model:
-    """What it takes to act, not yet bound to a run."""
+    """All parts that it takes to act, not yet bound to a run."""
 
     workflow: Workflow
     components: dict[str, nn.Module]
@@ -39,6 +39,10 @@ class Model:
         return parameter_counts(self.components, dict(self.controllers.items()))
 
 
+def _places(group: str, parts: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(f"{group}.{name}", part) for name, part in parts.items()]
+
+
 def build_model(config: Mapping[str, Any], device: torch.device) -> Model:
     """Build and move every part. The global torch stream decides the initial weights."""
     builder = PartBuilder(config)
@@ -46,9 +50,12 @@ def build_model(config: Mapping[str, Any], device: torch.device) -> Model:
     clash = sorted(set(components) & set(controllers))
     if clash:
         raise ConfigError(f"'{clash[0]}' is both a component and a controller: their names must differ.")
-    for part in [*components.values(), *controllers.values()]:
-        if isinstance(part, nn.Module):
-            part.to(device)
+    for place, part in [*_places("components", components), *_places("controllers", controllers)]:
+        if not isinstance(part, nn.Module):
+            raise ConfigError(
+                f"{place}._target_ built a {type(part).__name__}, which is no part of a model (nn.Module)."
+            )
+        part.to(device)
     workflow = builder.make("workflow", config["workflow"])
     if not isinstance(workflow, Workflow):
         raise ConfigError(f"workflow._target_={config['workflow']['_target_']} is not a Workflow.")

@@ -69,14 +69,14 @@ class PartBuilder:
             raise ConfigError(f"{place}={text}: there is no {source}.{nearest(source, self._nodes)}")
         value = self.part(source)
         for word in words[2:]:
-            if not hasattr(value, word):
+            if word.startswith("_") or not hasattr(value, word):
                 raise ConfigError(f"{place}={text}: {type(value).__name__} has no '{word}'.")
             value = getattr(value, word)
         return value
 
 
 def _argument_problem(error: TypeError, arguments: Mapping[str, Any]) -> str:
-    """What Python says of a wrong or missing argument, without the class's internals."""
+    """Python's message about a wrong or missing argument, without the class's internals."""
     text = str(error)
     unexpected = re.search(r"unexpected keyword argument '(\w+)'", text)
     if unexpected and unexpected[1] in arguments:
@@ -104,9 +104,13 @@ def build_optimizers(
             raise ConfigError(f"{place}.modules={chosen}: these have no trainable parameters.")
         parameters: list[Any] = [value for own in trained.values() for value in own]
         if isinstance(chosen, Mapping):
-            parameters = [{"params": own, **(chosen[module] or {})} for module, own in trained.items() if own]
+            parameters = [
+                {"params": own, "name": module, **(chosen[module] or {})} for module, own in trained.items() if own
+            ]
         rest = {key: value for key, value in node.items() if key != "modules"}
         optimizers[name] = builder.make(place, rest, params=parameters)
+        if not isinstance(optimizers[name], torch.optim.Optimizer):
+            raise ConfigError(f"{place}._target_={node.get('_target_')} is not an optimiser.")
     return optimizers
 
 

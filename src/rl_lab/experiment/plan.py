@@ -14,6 +14,8 @@ from rl_lab.environments import EnvironmentFacts
 from rl_lab.errors import ConfigError
 from rl_lab.experiment.model import Model
 from rl_lab.experiment.validation import Settings
+from rl_lab.kernels.registry import Decision
+from rl_lab.orchestration.expectation import expected_updates
 from rl_lab.orchestration.phase_records import Phase
 
 MIB = 2**20
@@ -31,13 +33,20 @@ def describe(
     device: torch.device,
     folder: Path,
     backend: str,
+    paths: Sequence[str],
 ) -> str:
     """The plan as text."""
     needs = memory_needs(model, sources, device)
     lines = [f"Run       {folder}", f"Device    {_device_text(settings, device)}"]
     lines += _environment_lines(settings, facts, backend)
-    lines += ["Phases", *(f"  {text}" for text in phase_lines(phases, settings))]
+    lines += [
+        "Phases",
+        *(f"  {text}" for text in phase_lines(phases, settings)),
+        *update_lines(phases, settings, sources),
+    ]
+    lines += _data_lines(sources)
     lines += _wiring_lines(model)
+    lines += ["Paths", *(f"  {text}" for text in paths)]
     lines += _parameter_lines(model.parameters)
     lines += [
         "Memory    " + ", ".join(f"{kind} {_size(needs[kind])}" for kind in ("RAM", "GPU", "disk") if needs[kind])
@@ -89,6 +98,30 @@ def phase_lines(phases: Sequence[Phase], settings: Settings) -> list[str]:
     return [*lines, f"in all at most {total} env steps"]
 
 
+def update_lines(phases: Sequence[Phase], settings: Settings, sources: Mapping[str, DataSource]) -> list[str]:
+    """About how many updates the run will make; why, where it is none."""
+    total = settings.training.total_timesteps
+    waits = {name: source.wait() for name, source in sources.items()}
+    counts = expected_updates(phases, total_timesteps=total, num_envs=settings.environment.num_envs, waits=waits)
+    if counts is None or not any(phase.updates for phase in phases):
+        return []
+    made = sum(counts.values())
+    if made:
+        parts = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+        return [f"Updates   about {made:,}" + (f": {parts}" if len(phases) > 1 else "")]
+    longest = max((wait.records for wait in waits.values()), default=0)
+    why = f" Updates wait for {longest:,} records." if longest > total else ""
+    return [
+        f"Updates   NONE: {total:,} env steps end before the first update, so the agent stays untrained.{why} Raise"
+        " training.total_timesteps."
+    ]
+
+
+def _data_lines(sources: Mapping[str, DataSource]) -> list[str]:
+    lines = [f"  {name}: {text}" for name, source in sources.items() for text in source.describe()]
+    return ["Data", *lines] if lines else []
+
+
 def _wiring_lines(model: Model) -> list[str]:
     lines = []
     for name, part in [*model.components.items(), *model.controllers.items()]:
@@ -96,6 +129,21 @@ def _wiring_lines(model: Model) -> list[str]:
         if wiring is not None:
             lines += [f"  {name}: {key} → {text}" for key, text in wiring().items()]
     return ["Wiring", *lines] if lines else []
+
+
+def path_lines(decisions: Sequence[Decision], *, compiling: bool, kernels: str) -> list[str]:
+    """Which parts of an update run as plain PyTorch, and which on a fast path; and why not on a fast one."""
+    lines = ["update: " + ("compiled pieces in a captured CUDA graph" if compiling else "plain PyTorch")]
+    if kernels == "off":
+        return [*lines, "kernels: none, because training.kernels=off"]
+    if not decisions:
+        return [*lines, "kernels: none, because no part has one on this device"]
+    grouped: dict[str, list[str]] = {}
+    for decision in decisions:
+        text = str(decision)
+        part, _, rest = text.partition(": ")
+        grouped.setdefault(rest, []).append(part)
+    return lines + [f"{', '.join(parts)}: {rest}" for rest, parts in grouped.items()]
 
 
 def _parameter_lines(counts: Mapping[str, int]) -> list[str]:

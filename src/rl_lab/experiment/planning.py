@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,16 +10,18 @@ import torch
 from torch import Tensor
 
 from rl_lab.components.planners.base import Plan, Planner
+from rl_lab.components.planners.mcts import MCTS, Search, SearchPlan
 from rl_lab.environments import make_vector_env
 from rl_lab.environments.base import VectorEnv
 from rl_lab.experiment.validation import Settings
 from rl_lab.metrics.planning import write_planning
 from rl_lab.orchestration.randomness import forked_random, get_random_state, set_random_state
-from rl_lab.records import PlannedDecision, PlannedEpisode
+from rl_lab.records import PlannedDecision, PlannedEpisode, SearchedDecision
 from rl_lab.simulation.simulator import ModelState
 from rl_lab.workflows.base import Workflow
 
 MAX_DECISIONS = 100
+MAX_SEARCHES = 500  # a tree search is judged by whole episodes
 SHOWN_DECISIONS, SHOWN_CANDIDATES, SHOWN_ELITES = 4, 40, 10
 SEED_DOMAIN = 0x504C
 
@@ -45,13 +48,17 @@ def play_planned(workflow: Workflow, envs: VectorEnv) -> PlannedEpisode:
     key = _drawn_key(workflow, planner)
     current, state = envs.reset(), workflow.initial_state(1)
     expected, rewards, seen, fans = [], [], [], {}
+    searches, network_values = {}, list[float]()
     is_terminal = False
-    for step in range(MAX_DECISIONS):
+    for step in range(MAX_SEARCHES if isinstance(planner, MCTS) else MAX_DECISIONS):
         before = get_random_state()
         plan, start = workflow.plan(current.observation, state)
         set_random_state(before)  # so that acting makes this very plan
         action, state = workflow.act(current.observation, state, mode="eval")
         expected.append(float(plan.value[0]))
+        if isinstance(plan, SearchPlan):
+            network_values.append(float(plan.search.prior_value[0]))
+            searches[step] = plan.search
         if key is not None:
             seen.append(current.observation[key][0].reshape(-1))
             if step % (MAX_DECISIONS // (2 * SHOWN_DECISIONS)) == 0:
@@ -67,7 +74,15 @@ def play_planned(workflow: Workflow, envs: VectorEnv) -> PlannedEpisode:
     received = _received(rewards, expected, planner, beyond=beyond, died=is_terminal)
     chosen = [step for step in fans if step < max(1, len(rewards) - planner.horizon)] or list(fans)
     decisions = [_decision(step, fans[step], np.stack(seen), planner.horizon) for step in _spaced(chosen)]
-    return PlannedEpisode(planner.horizon, beyond, np.array(expected), received, key, decisions)
+    episode = PlannedEpisode(planner.horizon, beyond, np.array(expected), received, key, decisions)
+    if not isinstance(planner, MCTS):
+        return episode
+    return replace(
+        episode,
+        searches=[searched(step, searches[step]) for step in _spaced(list(searches))],
+        network_value=np.array(network_values),
+        discounted=_discounted(rewards, expected, planner, died=is_terminal),
+    )
 
 
 def _drawn_key(workflow: Workflow, planner: Planner) -> str | None:
@@ -107,7 +122,7 @@ def _received(rewards: list[float], expected: list[float], planner: Planner, *, 
     """Discounted rewards over the horizon after each decision, to which a plan with a value beyond it adds what was
     promised there. Where an episode died before, its rewards are all."""
     count, horizon = len(rewards), planner.horizon
-    weights = planner.discount ** np.arange(horizon + 1)
+    weights = _signed_discount(planner) ** np.arange(horizon + 1)
     received = np.full(count, np.nan)
     for step in range(count):
         after = rewards[step : step + horizon]
@@ -117,3 +132,35 @@ def _received(rewards: list[float], expected: list[float], planner: Planner, *, 
         if beyond and end < count:
             received[step] += float(weights[horizon]) * expected[end]
     return received
+
+
+def _signed_discount(planner: Planner) -> float:
+    """γ, negative where the next decision is the other player's."""
+    return -planner.discount if isinstance(planner, MCTS) and planner.players == 2 else planner.discount
+
+
+def _discounted(rewards: list[float], expected: list[float], planner: Planner, *, died: bool) -> np.ndarray:
+    """The return from each decision on. An episode that was cut off counts as the last search valued it."""
+    discount, total = _signed_discount(planner), 0.0
+    returns = np.empty(len(rewards))
+    for step in reversed(range(len(rewards))):
+        total = rewards[step] + discount * total
+        if step == len(rewards) - 1 and not died:
+            total = expected[step]
+        returns[step] = total
+    return returns
+
+
+def searched(step: int, search: Search) -> SearchedDecision:
+    """The first tree of a search, as arrays."""
+    tree = search.tree
+    parent, action, value = (array[0].cpu().numpy() for array in (tree.parent, tree.parent_action, tree.value))
+    visits, returns = (array[0].cpu().numpy() for array in (tree.visits, tree.returns))
+    count = 1 + visits.sum(-1)
+    line, children = [0], tree.child[0].cpu().numpy()
+    while (best := visits[line[-1]].argmax()) >= 0 and children[line[-1], best] > 0:
+        line.append(int(children[line[-1], best]))
+    return SearchedDecision(
+        step, parent, action, count, (value + returns.sum(-1)) / count, np.array(line),
+        torch.softmax(tree.logits[0, 0], -1).cpu().numpy(), search.policy[0].cpu().numpy(), search.q[0].cpu().numpy(),
+    )  # fmt: skip

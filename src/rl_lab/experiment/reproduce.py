@@ -36,7 +36,7 @@ LOGS = ".reproduce"  # under run_root
 
 @dataclass(frozen=True)
 class SeedPlan:
-    """How to train one seed, and how to recognise its run."""
+    """The command that trains one seed, and the marks by which its run is recognised."""
 
     seed: int
     overrides: tuple[str, ...]

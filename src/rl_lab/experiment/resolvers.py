@@ -18,6 +18,18 @@ def _preset(name: str, default: Any, *, _root_: DictConfig) -> Any:
     return presets[_root_.size].get(name, default) if presets else default
 
 
+def _replay_capacity(most: int, *, _root_: DictConfig) -> int:
+    """The number of records that a run can make, at most `most`: one for every env step, and one more for every
+    episode."""
+    return max(10_000, min(most, 2 * _root_.training.total_timesteps))
+
+
+def _update_ratio(*, _root_: DictConfig) -> float:
+    """Updates per env step at the workflow's `train_ratio`, the number of replayed records per env step."""
+    workflow = _root_.workflow
+    return workflow.train_ratio / (workflow.batch_size * workflow.sequence_length)
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "add": lambda *values: sum(values),
     "sub": lambda left, right: left - right,
@@ -32,6 +44,8 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "if": lambda condition, yes, no: yes if condition else no,
     "eq": lambda left, right: left == right,
     "preset": _preset,
+    "replay_capacity": _replay_capacity,
+    "update_ratio": _update_ratio,
 }
 
 

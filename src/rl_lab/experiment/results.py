@@ -29,7 +29,7 @@ def environment_versions(environment_id: str) -> dict[str, str]:
 
 
 def chosen_actions(config: Mapping[str, Any]) -> str:
-    """How an agent of this configuration chooses its actions in evaluations."""
+    """`greedy` or `sampled`: an agent of this configuration chooses its actions so in evaluations."""
     return "sampled" if config["workflow"].get("sample_in_eval") else "greedy"
 
 

@@ -10,16 +10,18 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from rl_lab.errors import ConfigError, RunNotFoundError
-from rl_lab.experiment.config import load_yaml, parse_overrides
+from rl_lab.experiment.budgets import BUDGET_KEY
+from rl_lab.experiment.config import parse_overrides
 from rl_lab.experiment.prepare import Prepared, complete
+from rl_lab.experiment.trust import open_config
 from rl_lab.orchestration.run_directory import RunDirectory, find_run
 
 RESUME_KEY = "training.resume_path"
-BUDGET_KEY = "training.total_timesteps"
 SAFE_KEYS = (
     BUDGET_KEY,
     "training.threads",
     "training.compile",
+    "training.kernels",
     "experiment.device",
     "evaluation.episodes",
     "evaluation.final_episodes",
@@ -41,9 +43,10 @@ class Resumption:
     prepared: Prepared
     checkpoint: Path | None
     accepted: dict[str, Any] = field(default_factory=dict)
+    is_trusted: bool = True  # made here, or by the user's word: it may name any code
 
     def text(self) -> str:
-        """What the user is told."""
+        """The message to the user."""
         start = self.checkpoint.name if self.checkpoint is not None else "its latest checkpoint"
         changes = ", ".join(f"{key}={value}" for key, value in self.accepted.items())
         return f"Going on with {self.run.path} from {start}, with its own configuration" + (
@@ -51,8 +54,8 @@ class Resumption:
         )
 
 
-def prepare_resume(overrides: Sequence[str]) -> Resumption:
-    """Find the run that `training.resume_path` names and check the other overrides."""
+def prepare_resume(overrides: Sequence[str], *, trust: bool = False) -> Resumption:
+    """Find the run that `training.resume_path` names and check the other overrides. `trust`: see `open_config`."""
     given = {override.key_or_group: override.value() for override in parse_overrides(overrides)}
     run_root = str(given.pop("run_root", "experiments"))
     run, checkpoint = find_checkpoint(str(given.pop(RESUME_KEY)), run_root)
@@ -63,14 +66,14 @@ def prepare_resume(overrides: Sequence[str]) -> Resumption:
                 f"{key} cannot be changed when a run goes on: it takes its own configuration ({run.config_yaml}). "
                 f"These can: {safe}. Start a new run for anything else."
             )
-    if not run.config_yaml.is_file():
-        raise RunNotFoundError(f"{run.path} has no config.yaml: it is not a run, or it never started.")
-    config = load_yaml(run.config_yaml)
+    config, is_trusted = open_config(run, trust=trust, sends_metrics=True)
     _extend_phases(config, given)
     for key, value in given.items():
         OmegaConf.update(config, key, value)
+    if "evaluation.episodes" in given and "evaluation.final_episodes" not in given:
+        config.evaluation.final_episodes = None  # as many as were typed
     config.training.resume_path = None
-    return Resumption(run, complete(config), checkpoint, given)
+    return Resumption(run, complete(config), checkpoint, given, is_trusted)
 
 
 def find_checkpoint(reference: str, run_root: str | Path) -> tuple[RunDirectory, Path | None]:

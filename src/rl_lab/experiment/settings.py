@@ -32,6 +32,8 @@ class TrainingSettings:
     """The curriculum; null: one online phase on the replay source."""
     compile: Literal["auto", "off"] = "auto"
     """`auto`: compile the update where it pays (on a GPU)."""
+    kernels: Literal["auto", "off"] = "auto"
+    """`auto`: kernels stand in for plain PyTorch where they hold; the plan says where. `off`: nowhere."""
     overlap: bool = False
     """Step the environments while updates run; the ends of episodes then reach the replay one collection later."""
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
@@ -59,8 +61,12 @@ class EvaluationSettings:
     """Episodes of the final evaluation, with seeds that no other evaluation uses; null: as many as `episodes`."""
     select: Literal["last", "best"] = "last"
     """Which agent plays the final episodes; `best` is the one that checkpoint.best kept."""
+    controller: str | None = None
+    """The role of the controller that plays the evaluations (`distill_target`, say); null: the agent itself."""
     video: bool = True
     """Record one evaluation episode at the end of training."""
+    environment_kwargs: dict[str, Any] | None = None
+    """Arguments of the environment in evaluations, over environment.kwargs: {opponent: minimax}, say."""
     imagination: bool = True
     """Write the real-beside-imagined picture at the end of training, where the workflow has a model."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.version import setbase
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rl_lab.errors import ConfigError, RLLabError
@@ -35,6 +36,9 @@ def sweep(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> int:
     task = _Task(tuple(config_dirs))
     try:
         hydra.multirun("config", task, list(lines), with_log_configuration=False)
+        best = best_of(task.folder)
+        if best is not None:
+            sys.stdout.write(best + "\n")
     except RLLabError:
         raise
     except (HydraException, OmegaConfBaseException) as error:
@@ -44,14 +48,29 @@ def sweep(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> int:
     return 0
 
 
+def best_of(folder: Path | None) -> str | None:
+    """What an optimising sweeper (Optuna) found, as a line; None where none was at work."""
+    path = folder / "optimization_results.yaml" if folder is not None else None
+    if path is None or not path.is_file():
+        return None
+    found = OmegaConf.load(path)
+    assert isinstance(found, DictConfig)
+    if "best_params" in found:
+        settings = " ".join(f"{key}={value}" for key, value in found.best_params.items())
+        return f"Best {OBJECTIVE} {found.best_value:g}: {settings}. All of it: {path}"
+    return f"The best runs by several objectives: {path}"
+
+
 class _Task:
     """One run of a sweep. A class, so that launchers can send it to other processes."""
 
     def __init__(self, config_dirs: tuple[Path, ...]) -> None:
         self.config_dirs = config_dirs
+        self.folder: Path | None = None  # of the sweep, once a run of it has begun
         self.__name__ = "train"
 
     def __call__(self, config: DictConfig) -> Any:
+        self.folder = Path(str(HydraConfig.get().sweep.dir))
         lines = [line for line in HydraConfig.get().overrides.task if not line.startswith("hydra.")]
         compose(lines, config_dirs=self.config_dirs)  # a wrong combination shows before its run starts
         outcome = run_training(lines, config_dirs=self.config_dirs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from rl_lab.experiment.settings import (
 
 PART_GROUPS = ("components", "controllers", "optimizers", "data_sources")
 TOP_LEVEL = (*SECTIONS, "environment", "workflow", *PART_GROUPS, "run_root", "size", "auto_size", "presets", "_dims")
+SETTINGS: dict[str, Any] = {**SECTIONS, "environment": EnvironmentSettings}
 REFERENCE = "@"  # `@components.rssm.deter`: a value that is read off another part once it is built
 WIRED_KEYS = frozenset({"_target_", "modules"})  # read by the wiring, not by the constructor
 T = TypeVar("T")
@@ -52,12 +54,15 @@ def validate_settings(config: Mapping[str, Any]) -> Settings:
     """Everything that needs no import of a workflow or component."""
     for key in config:
         if key not in TOP_LEVEL:
-            raise ConfigError(f"'{key}' is not a key of the configuration.{nearest(key, TOP_LEVEL)}")
+            homes = [f"{name}.{key}" for name, cls in SETTINGS.items() if key in {item.name for item in fields(cls)}]
+            hint = f" Did you mean {' or '.join(homes)}?" if homes else nearest(key, TOP_LEVEL)
+            raise ConfigError(f"'{key}' is not a key of the configuration.{hint}")
     if "size" in config and not config.get("presets"):
         raise ConfigError("size: this experiment has no presets, so it takes no size.")
     if not isinstance(config.get("run_root"), str) or not config["run_root"]:
         raise ConfigError(f"run_root must be a folder, got {config.get('run_root')!r}.")
     sections: dict[str, Any] = {name: section_from(name, config.get(name), cls) for name, cls in SECTIONS.items()}
+    _check_name(sections["experiment"].name)
     resolve_device(sections["experiment"].device)
     if sections["evaluation"].select == "best" and sections["checkpoint"].best is None:
         raise ConfigError(
@@ -65,6 +70,16 @@ def validate_settings(config: Mapping[str, Any]) -> Settings:
         )
     environment = _mapping("environment", config.get("environment"))
     return Settings(**sections, environment=EnvironmentSettings.from_mapping(environment))
+
+
+def _check_name(name: str | None) -> None:
+    """`experiment.name` is a folder below run_root, and must not lead out of it."""
+    parts = name.split("/") if name is not None else []
+    if any(not part or part.startswith(".") or not part.isprintable() for part in parts) or len(name or "") > 200:
+        raise ConfigError(
+            f"experiment.name={name!r} must be the name of a folder below run_root, such as my_run or group/my_run:"
+            " no '..', no hidden or empty part, at most 200 characters. Other places are reached by run_root."
+        )
 
 
 def section_from(name: str, node: Any, cls: type[T]) -> T:
@@ -159,12 +174,14 @@ def load_target(place: str, node: Mapping[str, Any]) -> Callable[..., Any]:
     module_name, _, attribute = path.rpartition(".")
     try:
         module = import_module(module_name)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:
         raise ConfigError(f"{place}._target_={path}: the module cannot be imported ({error}).") from error
     if not hasattr(module, attribute):
         known = [name for name, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
         raise ConfigError(f"{place}._target_={path}: {module_name} has no '{attribute}'.{nearest(attribute, known)}")
     target: Callable[..., Any] = getattr(module, attribute)
+    if not (inspect.isclass(target) or inspect.isfunction(target)):  # a built-in function builds no part
+        raise ConfigError(f"{place}._target_={path} is neither a class nor a function that builds a part.")
     return target
 
 
@@ -196,6 +213,8 @@ def convert(place: str, value: Any, hint: Any) -> Any:
             return int(value)  # 1e6
         if kind is tuple and isinstance(value, list):
             return tuple(value)
+        if kind is float and isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{place} must be a finite number, got {value}.")
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if (

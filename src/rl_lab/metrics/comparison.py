@@ -24,7 +24,7 @@ _NOT_COMPARED = ("experiment.seed", "experiment.name", "experiment.device", "run
 _HEAD = ("", "return", "± std", "env steps", "wall time")
 _CURVES_TEXT = (
     "Thin: one run. Thick: the interquartile mean of a group (the mean without the best and the worst quarter); its "
-    "band is the bootstrap 95 % interval."
+    "band is the bootstrap 95 % interval. Time counts from where a run came to speed, without what it compiled before."
 )
 _SCORES_TEXT = (
     "A group's return is the interquartile mean of its runs with the stratified bootstrap 95 % interval; a run's is "
@@ -61,7 +61,7 @@ class GroupScore:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare_runs` found; as text it is the table for the console."""
+    """The result of `compare_runs`; as text it is the table for the console."""
 
     groups: list[GroupScore]
     differences: dict[str, list[Any]]  # setting -> its value in each group
@@ -88,9 +88,9 @@ def compare_runs(folders: Sequence[Path], out: Path) -> Comparison:
     empty = [str(run.folder) for run in runs if not run.rows and not run.summary]
     if len(empty) == len(runs):
         raise RLLabError(f"None of these runs has logged anything yet: {', '.join(empty)}. Train them first.")
-    grouped = _group(runs)
-    groups = [_score(label, members) for label, members in grouped.items()]
-    differences = _differences(list(grouped.values()))
+    grouped = group_runs(runs)
+    groups = [score_group(label, members) for label, members in grouped.items()]
+    differences = setting_differences(list(grouped.values()))
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     panels = _panels(grouped, _metric(runs))
@@ -106,16 +106,16 @@ def compare_runs(folders: Sequence[Path], out: Path) -> Comparison:
 # Groups ---------------------------------------------------------------------------------------------------------------
 
 
-def _group(runs: list[RunFiles]) -> dict[str, list[RunFiles]]:
+def group_runs(runs: list[RunFiles]) -> dict[str, list[RunFiles]]:
     """Runs by experiment and settings; the label names the settings that tell groups of one experiment apart."""
     by_experiment: dict[str, dict[str, list[RunFiles]]] = {}
     for run in runs:
         by_experiment.setdefault(run.experiment, {}).setdefault(json.dumps(_settings(run), default=str), []).append(run)
     groups: dict[str, list[RunFiles]] = {}
     for experiment, variants in by_experiment.items():
-        differences = _differences(list(variants.values()))
+        differences = setting_differences(list(variants.values()))
         for position, members in enumerate(variants.values()):
-            values = [f"{key}={_value_text(entry[position])}" for key, entry in differences.items()]
+            values = [f"{key}={value_text(entry[position])}" for key, entry in differences.items()]
             more = f", and {len(values) - 3} more" if len(values) > 3 else ""
             label = f"{experiment} ({', '.join(values[:3])}{more})" if values else experiment
             groups[label if label not in groups else f"{label} #{position + 1}"] = members
@@ -127,7 +127,7 @@ def _settings(run: RunFiles) -> dict[str, Any]:
     return {key: flat[key] for key in sorted(flat) if not key.startswith(_NOT_COMPARED)}
 
 
-def _differences(groups: list[list[RunFiles]]) -> dict[str, list[Any]]:
+def setting_differences(groups: list[list[RunFiles]]) -> dict[str, list[Any]]:
     """The settings whose values are not the same in all groups."""
     settings = [_settings(members[0]) for members in groups]
     keys = sorted({key for entry in settings for key in entry})
@@ -138,7 +138,7 @@ def _differences(groups: list[list[RunFiles]]) -> dict[str, list[Any]]:
     }
 
 
-def _score(label: str, members: list[RunFiles]) -> GroupScore:
+def score_group(label: str, members: list[RunFiles]) -> GroupScore:
     runs = [_run_score(run) for run in members]
     scores = [run.return_mean for run in runs if run.return_mean is not None]
     iqm = interquartile_mean(scores) if scores else None
@@ -194,10 +194,10 @@ def _curves(groups: dict[str, list[RunFiles]], metric: str, axis: str) -> list[S
         curves = [curve for curve in (_curve(run, metric, axis) for run in members) if len(curve[0])]
         several = len(curves) > 1
         for x, y in curves:
-            width, alpha = (0.9, 0.45) if several else (2.2, 1.0)
+            width, alpha = (1.2, 0.7) if several else (2.2, 1.0)
             thin_lines.append(Series(x, y, None if several else label, colour, width=width, alpha=alpha, dashes=dashes))
         if several:
-            x, middle, low, high = _middle(curves)
+            x, middle, low, high = group_curve(curves)
             name = f"{label}: IQM of {len(curves)} runs"
             thick = Series(x, middle, name, colour, width=2.4, dashes=dashes)
             thick_lines.append(replace(thick, low=low, high=high) if len(curves) > 2 else thick)
@@ -209,12 +209,25 @@ def _curve(run: RunFiles, metric: str, axis: str) -> tuple[np.ndarray, np.ndarra
     if metric != EVAL_RETURN and len(y) >= 8:
         y = smooth(y, max(3, len(y) // 15))
     if axis == "wall_s":
-        x = x / 60.0
+        x = np.maximum(x - _startup_s(run), 0.0) / 60.0
     x, y, _, _ = thin(x, y, 300)
     return x, y
 
 
-def _middle(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _startup_s(run: RunFiles) -> float:
+    """Seconds before a run came to speed (compiling, filling its replay): what its first row took beyond the pace of
+    the rows after it."""
+    head = [(number(row.get("wall_s")), number(row.get(run.axis))) for row in run.rows]
+    points = [(wall, done) for wall, done in head if wall is not None and done is not None]
+    first = points[0] if points else (0.0, 0.0)
+    later = next(((wall, done) for wall, done in points[1:] if done > first[1]), None)
+    if later is None:
+        return 0.0
+    pace = (later[0] - first[0]) / (later[1] - first[1])
+    return max(0.0, first[0] - pace * first[1])
+
+
+def group_curve(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """The interquartile mean of curves with its interval, over the stretch that all of them cover."""
     start, end = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     grid = np.linspace(start, max(start, end), _GRID)
@@ -233,7 +246,7 @@ def _page(result: Comparison, panels: list[Panel]) -> str:
         rows.append([group.label, *_group_text(group)])
         rows += [[f"\N{EM SPACE}{run.name}", *_run_text(run)] for run in group.runs]
     labels = [group.label for group in result.groups]
-    settings = [[key, *map(_value_text, values)] for key, values in list(result.differences.items())[:200]]
+    settings = [[key, *map(value_text, values)] for key, values in list(result.differences.items())[:200]]
     chart = both_widths(
         svg_chart(panels, columns=2, width=10.0, height=3.9, legend_below=True),
         svg_chart(panels, columns=1, width=4.8, height=3.4, legend_below=True),
@@ -266,7 +279,7 @@ def _run_text(run: RunScore) -> tuple[str, ...]:
             duration(run.wall_s))  # fmt: skip
 
 
-def _value_text(value: Any) -> str:
+def value_text(value: Any) -> str:
     text = json.dumps(value, default=str) if isinstance(value, list | dict) else str(value)
     return text if len(text) <= 60 else text[:57] + "…"
 
@@ -282,5 +295,5 @@ def _as_json(result: Comparison) -> dict[str, Any]:
         }
         for group in result.groups
     ]
-    differences = {key: [_value_text(value) for value in values] for key, values in result.differences.items()}
+    differences = {key: [value_text(value) for value in values] for key, values in result.differences.items()}
     return {"groups": groups, "differences": differences}

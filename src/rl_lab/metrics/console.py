@@ -20,7 +20,7 @@ BAR_WIDTH = 16
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Where a run stands. What is not known yet is None."""
+    """The state of a run. A value that is not known yet is None."""
 
     phase: str = ""
     activity: str = "starting"  # what it is doing or waiting for

@@ -54,6 +54,14 @@ _WORDS = (
 _SENTENCES = tuple(
     (re.compile(pattern), text)
     for pattern, text in (
+        (r"fitness_(mean|best|std)", "Returns of a generation's members: their mean, the best, and their spread."),
+        (r"fitness_length", "Decisions in an episode of evolution, on average."),
+        (r"search_spread", "How far members are from the centre of the search, on average over parameters."),
+        (r"^generation$", "Generations of the present search."),
+        (r"m_loss_if_nothing_changed", "The loss of a forecast that the code stays as it is; M should be below it."),
+        (r"m_loss_shuffled_actions", "M's loss with the actions of other sequences: higher, or M ignores them."),
+        (r"m_share_better", "The share of the code's entries in which M beats a forecast that nothing changes."),
+        (r"m_loss$|loss/m_latent$", "How badly M foresees the next code, in nats for each entry."),
         (r"expected_return", "What the plans of the last decision promised, on average over the environments."),
         (r"dynamics_spread", "How much the members of the ensemble differ in their losses."),
         (r"loss/(dyn|dynamics)$", "How badly the model foresees its next latent state before it sees the observation."),

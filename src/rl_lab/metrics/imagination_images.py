@@ -29,7 +29,7 @@ def image_picture(path: Path, key: str, real: np.ndarray, imagined: np.ndarray, 
     x = [left + i * (width + GAP) + (split if step >= context else 0) for i, step in enumerate(columns)]
     y = [[top + s * block + row * (height + GAP) for row in range(3)] for s in range(sequences)]
     total_width, total_height = max(x[-1] + width + 12, 800), top + sequences * block + 4
-    axes = _canvas(total_width, total_height)
+    axes = canvas(total_width, total_height)
     for step, offset in zip(columns, x, strict=True):
         axes.text(offset + width / 2, top - 8, step_label(step, context), ha="center", fontsize=8, color=INK)
     for rows in y:
@@ -45,8 +45,8 @@ def image_picture(path: Path, key: str, real: np.ndarray, imagined: np.ndarray, 
     axes.plot([line, line], [54, total_height - 10], color=INK, lw=1.6)
     picture = grab(axes.figure)
     for s, column, row in np.ndindex(*cells.shape[:3]):
-        _paste(picture, cells[s, column, row], x[column], y[s][row])
-    return _save(path, picture)
+        paste(picture, cells[s, column, row], x[column], y[s][row])
+    return save_picture(path, picture)
 
 
 def image_video(real: np.ndarray, imagined: np.ndarray, context: int) -> np.ndarray:
@@ -57,7 +57,7 @@ def image_video(real: np.ndarray, imagined: np.ndarray, context: int) -> np.ndar
     top, pad = 62, 8
     total_width, total_height = max(3 * (width + pad) + pad, 480), top + sequences * (height + pad)
     left = (total_width - 3 * width - 2 * pad) // 2
-    axes = _canvas(total_width, total_height)
+    axes = canvas(total_width, total_height)
     for column, text in enumerate(("what happened", "imagined", "difference")):
         middle = left + column * (width + pad) + width / 2
         axes.text(middle, top - 8, text, ha="center", fontsize=9, color=INK)
@@ -67,7 +67,7 @@ def image_video(real: np.ndarray, imagined: np.ndarray, context: int) -> np.ndar
         mark(banner, step, context)
         frame = grab(axes.figure)
         for s, column in np.ndindex(sequences, 3):
-            _paste(frame, cells[s, step, column], left + column * (width + pad), top + s * (height + pad))
+            paste(frame, cells[s, step, column], left + column * (width + pad), top + s * (height + pad))
         frames.append(frame)
     return with_pause(np.stack(frames))
 
@@ -122,7 +122,7 @@ def unit_images(images: np.ndarray) -> np.ndarray:
 
 def _cells(real: np.ndarray, imagined: np.ndarray, size: int) -> np.ndarray:
     """uint8 RGB [sequence, time, 3 (real, imagined, difference), height, width, 3], scaled to about `size` pixels."""
-    real, imagined = _rgb(unit_images(real)), _rgb(unit_images(imagined))
+    real, imagined = rgb(unit_images(real)), rgb(unit_images(imagined))
     brightest = float(real.max())
     if 0.0 < brightest < 0.25:  # symbolic images (MiniGrid's codes 0 to 10, say) would be black
         real, imagined = real / brightest, np.clip(imagined / brightest, 0.0, 1.0)
@@ -132,16 +132,16 @@ def _cells(real: np.ndarray, imagined: np.ndarray, size: int) -> np.ndarray:
     same, wrong = np.float32(0.95), np.array([0.77, 0.20, 0.13], np.float32)
     coloured = same + strength * (wrong - same)
     stacked = np.stack([real, imagined, coloured], axis=2)
-    return _resize((255.0 * stacked).round().astype(np.uint8), size)
+    return resize((255.0 * stacked).round().astype(np.uint8), size)
 
 
-def _rgb(images: np.ndarray) -> np.ndarray:
+def rgb(images: np.ndarray) -> np.ndarray:
     """The newest frame of a stack, as three channels."""
     channels = images.shape[-1]
     return images[..., -3:] if channels % 3 == 0 else np.repeat(images[..., -1:], 3, axis=-1)
 
 
-def _resize(images: np.ndarray, size: int) -> np.ndarray:
+def resize(images: np.ndarray, size: int) -> np.ndarray:
     """Scale [..., height, width, 3] so that the longer side has `size` pixels; pixels stay sharp when enlarged."""
     from PIL import Image
 
@@ -154,7 +154,7 @@ def _resize(images: np.ndarray, size: int) -> np.ndarray:
     return resized.reshape(*images.shape[:-3], target[1], target[0], 3)
 
 
-def _canvas(width: int, height: int) -> Any:
+def canvas(width: int, height: int) -> Any:
     """Axes whose unit is one pixel, top left the origin."""
     figure = new_figure(width / DPI, height / DPI, dpi=DPI, arranged=False)
     axes = figure.add_axes((0, 0, 1, 1))
@@ -165,12 +165,12 @@ def _canvas(width: int, height: int) -> Any:
     return axes
 
 
-def _paste(frame: np.ndarray, cell: np.ndarray, x: int, y: int) -> None:
+def paste(frame: np.ndarray, cell: np.ndarray, x: int, y: int) -> None:
     """Put a picture at its place, pixel by pixel."""
     frame[y : y + cell.shape[0], x : x + cell.shape[1]] = cell
 
 
-def _save(path: Path, picture: np.ndarray) -> Path:
+def save_picture(path: Path, picture: np.ndarray) -> Path:
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)

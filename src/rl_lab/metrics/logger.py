@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from rl_lab.metrics.sinks import Sink
 from rl_lab.metrics.video import write_video
 
+DAMAGED = "metrics.damaged.jsonl"
 ROW_HEAD = ("env_steps", "updates", "wall_s", "phase")
 _log = logging.getLogger(__name__)
 
@@ -22,16 +24,21 @@ _log = logging.getLogger(__name__)
 class MetricsLogger:
     """Writes rows to metrics.jsonl and passes them to the sinks (TensorBoard, W&B, MLflow).
 
-    The file is the record of the run; a sink is a convenience, so one that fails is dropped with a warning.
+    The file is the record of the run; a sink is a convenience, so one that fails is dropped with a warning. `checksum`
+    is the CRC-32 of the rows so far: a checkpoint stores it beside the position.
     """
 
     def __init__(self, path: Path, sinks: Sequence[Sink] = ()) -> None:
         self.path = Path(path)
         self._sinks = list(sinks)
         self._pending: dict[str, float] = {}
+        self.checksum = 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(self.path, "a+b")  # noqa: SIM115 - open for the life of the run
-        self._cut(self._file.seek(0, os.SEEK_END))
+        size = self._file.seek(0, os.SEEK_END)
+        end = _last_line_end(self._file, size)
+        self._torn = self._read(end, size)  # what a kill left of a row
+        self._cut(size)
 
     def scalar(self, name: str, value: float) -> None:
         """A value that goes into the next row."""
@@ -41,8 +48,10 @@ class MetricsLogger:
         """Write one row. Keys come in one order, floats with all their digits, NaN and infinities as null."""
         metrics = {**self._pending, **values}
         self._pending = {}
-        self._file.write(format_row(env_steps=env_steps, updates=updates, wall_s=wall_s, phase=phase, values=metrics))
+        row = format_row(env_steps=env_steps, updates=updates, wall_s=wall_s, phase=phase, values=metrics)
+        self._file.write(row)
         self._file.flush()
+        self.checksum = zlib.crc32(row, self.checksum)
         finite = {name: float(metrics[name]) for name in sorted(metrics) if math.isfinite(metrics[name])}
         step = sink_step(env_steps, updates)
         self._each_sink(lambda sink: sink.scalars(finite, step))
@@ -55,22 +64,47 @@ class MetricsLogger:
         return path
 
     def position(self) -> int:
-        """Where the file ends now, safely on disk: a checkpoint stores this."""
+        """The file's length now, safely on disk: a checkpoint stores this."""
         self._file.flush()
         os.fsync(self._file.fileno())
         return self._file.seek(0, os.SEEK_END)
 
-    def truncate(self, position: int) -> int:
+    def truncate(self, position: int, checksum: int | None = None) -> str | None:
         """Forget every row written after `position`, and a row that was torn by a kill.
 
-        Returns where the file ends now: less than `position` only where rows were lost or deleted.
+        Returns a sentence where the rows before are not those that `checksum` was taken of, or are fewer. The file is
+        then kept as metrics.damaged.jsonl, and the rows that can still be read go on.
         """
         self._pending = {}
+        damage = self._damage(position, checksum)
+        if damage is not None:
+            self._salvage(position)
         end = self._cut(position)
         last = self._last_row(end)
         purge = sink_step(last["env_steps"], last["updates"]) + 1 if last else 0
         self._each_sink(lambda sink: sink.resume(purge))
-        return end
+        return damage
+
+    def _damage(self, position: int, checksum: int | None) -> str | None:
+        size = self._file.seek(0, os.SEEK_END)
+        if size < position:
+            return f"{self.path.name} has {size} bytes where the checkpoint saw {position}: rows are missing"
+        if checksum is not None and zlib.crc32(self._read(0, position)) != checksum:
+            return f"{self.path.name} is not as the run wrote it: its checksum differs from the checkpoint's"
+        return None
+
+    def _salvage(self, position: int) -> None:
+        """Keep a copy of the damaged file, and of its rows up to `position` those that are whole."""
+        content = self._read(0, self._file.seek(0, os.SEEK_END))
+        self.path.with_name(DAMAGED).write_bytes(content + self._torn)
+        rows = [line + b"\n" for line in content[:position].split(b"\n") if _is_row(line)]
+        self._file.truncate(0)
+        self._file.write(b"".join(rows))
+
+    def _read(self, start: int, end: int) -> bytes:
+        self._file.seek(start)
+        content: bytes = self._file.read(end - start)
+        return content
 
     def close(self) -> None:
         self._each_sink(lambda sink: sink.close())
@@ -84,6 +118,7 @@ class MetricsLogger:
         self._file.flush()
         end = _last_line_end(self._file, min(position, self._file.seek(0, os.SEEK_END)))
         self._file.truncate(end)
+        self.checksum = zlib.crc32(self._read(0, end))
         self._file.seek(end)
         return end
 
@@ -129,6 +164,14 @@ def _number(value: Any) -> int | float | None:
         return int(value)
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+def _is_row(line: bytes) -> bool:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(row, dict) and all(name in row for name in ROW_HEAD)
 
 
 def _last_line_end(file: Any, end: int) -> int:

@@ -20,6 +20,7 @@ from rl_lab.metrics.charts import (
     to_png,
 )
 from rl_lab.metrics.imagination_vectors import entry_name, moving_entries
+from rl_lab.metrics.search_trees import calibration_picture, trees_picture
 from rl_lab.records import PlannedDecision, PlannedEpisode
 
 CANDIDATE, HAPPENED = "#8a93a0", "#1f2328"
@@ -32,6 +33,9 @@ def write_planning(episode: PlannedEpisode, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     files = [_plans_picture(episode, folder / "plans.png")] if episode.decisions else []
     files.append(_values_picture(episode, folder / "values.png"))
+    if episode.searches:
+        files.append(trees_picture(episode.searches, folder / "trees.png"))
+        files.append(calibration_picture(episode, folder / "calibration.png"))
     known = np.isfinite(episode.received) & np.isfinite(episode.expected)
     numbers = {
         "horizon": episode.horizon,

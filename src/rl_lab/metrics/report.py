@@ -12,6 +12,7 @@ import numpy as np
 from rl_lab.metrics import report_sections as sections
 from rl_lab.metrics.console import duration
 from rl_lab.metrics.page import facts, figure_number, folded, page, preformatted, section
+from rl_lab.metrics.report_models import evolution, illustrations
 from rl_lab.metrics.run_files import EVAL_RETURN, RunFiles, number, read_run
 
 _BADGES = {"completed": "good", "running": "warn", "interrupted": "warn", "failed": "bad"}
@@ -35,7 +36,9 @@ def render_report(run: RunFiles) -> str:
             _header(run),
             sections.learning_curve(run),
             sections.videos(run),
+            evolution(run),
             sections.imagination(run),
+            illustrations(run),
             sections.planning(run),
             *sections.metrics(run),
             sections.evaluations(run),
@@ -79,12 +82,24 @@ def verdict(run: RunFiles) -> str:
     spread = run.last("eval/return_std")
     plus_minus = f" ± {figure_number(spread)}" if spread is not None else ""
     finished = number(run.summary.get(EVAL_RETURN)) is not None
-    lead = "The trained agent returns" if finished else f"So far ({done}), at its last evaluation, the agent returns"
+    lead = f"{_agent(run)} returns" if finished else f"So far ({done}), at its last evaluation, the agent returns"
     return f"{lead} {figure_number(score)}{plus_minus} (mean ± standard deviation){over}.{_compared(run, score)}"
 
 
+def _agent(run: RunFiles) -> str:
+    """Which agent played the final episodes. One that made no update is not called trained, and a run that has nothing
+    to train is not called untrained."""
+    if not run.parameters.get("total"):
+        return "The agent"
+    if not run.last("updates"):
+        return "The agent, which is untrained because the run made no update,"
+    step = number(run.summary.get("selected_step"))
+    which = f" ({run.summary.get('selected')}, step {step:,.0f})" if step is not None else ""
+    return f"The trained agent{which}"
+
+
 def _compared(run: RunFiles, score: float) -> str:
-    """How the score compares with the beginning of the run."""
+    """A sentence that compares the score with the beginning of the run."""
     name = run.train_return_name()
     returns = run.series(name)[1] if name else np.zeros(0)
     evaluations = run.series(EVAL_RETURN)[1]

@@ -12,7 +12,7 @@ import numpy as np
 from rl_lab.metrics.charts import COLOURS, Panel, Series, smooth, svg_chart, thin
 from rl_lab.metrics.glossary import explain, grouped
 from rl_lab.metrics.imagination import error_panel
-from rl_lab.metrics.page import both_widths, figure_number, folded, media, preformatted, section, table
+from rl_lab.metrics.page import both_widths, figure_number, folded, media, paragraph, preformatted, section, table
 from rl_lab.metrics.run_files import EVAL_RETURN, RunFiles, number, video_env_steps
 
 HOW_TO_READ = (
@@ -22,11 +22,21 @@ HOW_TO_READ = (
     "more: a model worth having stays below it."
 )
 
-HOW_TO_READ_PLANS = (
+PLANNING = (
     "At every decision the planner tries many sequences of actions in its model and follows the most promising one for "
-    "one step. Grey: where some of the candidates would lead. Orange: the best of them. Blue: what was chosen. Black: "
-    "what then happened; it leaves the blue line where the planner changes its mind, or where its model was wrong."
+    "one step."
 )
+# The pictures of planning by file: what each shows, and how it is read.
+PLANNING_PICTURES = {
+    "plans.png": "Candidates and the chosen plan at some decisions. Grey: where some of the candidates would lead. "
+    "Orange: the best of them. Blue: what was chosen. Black: what then happened; it leaves the blue line where the "
+    "planner changes its mind, or where its model was wrong.",
+    "trees.png": "Search trees, and the policies before and after the search.",
+    "calibration.png": "Values of network and search against the returns that came.",
+    "values.png": "What plans promised and what came. Left, decision by decision: the return that the plan promised, "
+    "and the one that came. Right, each dot is a decision: on the dashed line the promise was kept, above it less came "
+    "than was promised.",
+}
 
 
 # Curves ---------------------------------------------------------------------------------------------------------------
@@ -74,15 +84,16 @@ def metrics(run: RunFiles) -> list[str]:
 
 
 def _small_chart(run: RunFiles, name: str) -> str:
-    x, y = run.series(name)
+    axis = run.axis_of(name)
+    x, y = run.series(name, axis)
     xs, mean, low, high = thin(x, y, 120)
     bold = smooth(mean, len(mean) // 12) if len(mean) >= 24 else mean
     series = [Series(xs, bold, colour=COLOURS[0], width=1.6, low=low, high=high)]
     chart = svg_chart([Panel(series)], width=3.6, height=1.45, compact=True)
     what = explain(name)
     note = f"<p>{escape(what)}</p>" if what else ""
-    last = figure_number(float(y[-1]))
-    return f'<figure><div class="name"><span>{escape(last)}</span>{escape(name)}</div>{chart}{note}</figure>'
+    last, by = figure_number(float(y[-1])), f" by {axis.replace('_', ' ')}" if axis != run.axis else ""
+    return f'<figure><div class="name"><span>{escape(last)}</span>{escape(name + by)}</div>{chart}{note}</figure>'
 
 
 # Seeing ---------------------------------------------------------------------------------------------------------------
@@ -158,15 +169,15 @@ def _with_gaps(entry: dict[str, Any]) -> dict[str, Any]:
 
 def planning(run: RunFiles) -> str:
     folder, numbers = run.folder / "planning", run.planning
-    parts = [
-        media(folder / "plans.png", "candidates, elites and the chosen plan at some decisions", wide=True),
-        media(folder / "values.png", "what plans promised and what came", wide=True),
-    ]
+    parts = []
+    for name, text in PLANNING_PICTURES.items():
+        picture = media(folder / name, text, wide=True)
+        parts.append(paragraph(text) + picture if picture else "")
     expected, received = number(numbers.get("expected_mean")), number(numbers.get("received_mean"))
     if any(parts) and expected is not None and received is not None:
         text = f"On average a plan promised {figure_number(expected)}, and {figure_number(received)} came."
         parts.append(f"<p>{escape(text)}</p>")
-    return section("What the planner considered", *parts, text=HOW_TO_READ_PLANS if any(parts) else "")
+    return section("What the planner considered", *parts, text=PLANNING if any(parts) else "")
 
 
 # Tables ---------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ EVAL_RETURN = "eval/return_mean"
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run left behind so far."""
+    """The files of a run so far."""
 
     folder: Path
     info: dict[str, Any]  # run.json
@@ -31,11 +31,18 @@ class RunFiles:
     events: list[dict[str, Any]]
     imagination: dict[str, Any]
     planning: dict[str, Any]
+    illustrations: list[dict[str, Any]]
 
     @property
     def axis(self) -> str:
-        """What curves run over: env steps, or updates where no environment was stepped."""
+        """The x axis of curves: env steps, or updates where no environment was stepped."""
         return "env_steps" if any(number(row.get("env_steps")) for row in self.rows) or not self.rows else "updates"
+
+    def axis_of(self, name: str) -> str:
+        """What one metric is drawn over: updates where most of its points were logged without a step in between, as in
+        phases that do not collect."""
+        steps = self.series(name, self.axis)[0]
+        return "updates" if len(steps) > 2 * len(set(steps.tolist())) else self.axis
 
     @property
     def axis_label(self) -> str:
@@ -53,6 +60,8 @@ class RunFiles:
         axis = axis or self.axis
         points = [(number(row.get(axis)), number(row.get(name))) for row in self.rows]
         known = [(x, y) for x, y in points if x is not None and y is not None]
+        if len(known) > 1 and known[-1][0] == known[-2][0]:  # the row of the end, and the one just before it
+            del known[-2]
         return np.array([x for x, _ in known], np.float64), np.array([y for _, y in known], np.float64)
 
     def train_return_name(self) -> str | None:
@@ -101,8 +110,8 @@ class RunFiles:
         return sorted(found, key=_video_order)
 
 
-def read_run(folder: Path) -> RunFiles:
-    """Read the files of a run directory; what is missing is empty."""
+def read_run(folder: Path, *, rows: bool = True) -> RunFiles:
+    """Read the files of a run directory; what is missing is empty. Without `rows`, metrics.jsonl is left out."""
     folder = Path(folder)
     config_text = _text(folder / "config.yaml")
     return RunFiles(
@@ -111,11 +120,12 @@ def read_run(folder: Path) -> RunFiles:
         config=_yaml(config_text),
         config_text=config_text,
         plan=_text(folder / "plan.txt"),
-        rows=_lines(folder / "metrics.jsonl"),
+        rows=_lines(folder / "metrics.jsonl") if rows else [],
         summary=_mapping(_text(folder / "summary.json")),
         events=_lines(folder / "events.jsonl"),
         imagination=_mapping(_text(folder / "imagination" / "imagination.json")),
         planning=_mapping(_text(folder / "planning" / "planning.json")),
+        illustrations=_entries(_text(folder / "imagination" / "illustrations.json")),
     )
 
 
@@ -150,6 +160,15 @@ def _mapping(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _entries(text: str) -> list[dict[str, Any]]:
+    """A JSON list of objects."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return []
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

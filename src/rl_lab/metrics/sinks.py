@@ -14,7 +14,7 @@ from rl_lab.metrics.video import encode_gif, prepare_frames
 
 
 class Sink(Protocol):
-    """What a dashboard must take. `step` is the x axis: env steps (updates in a run without an environment)."""
+    """The interface of a dashboard. `step` is the x axis: env steps (updates in a run without an environment)."""
 
     name: str
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,17 +12,20 @@ from torch import Tensor
 Metrics = Mapping[str, "float | Tensor"]
 
 
+@dataclass(frozen=True, eq=False)
 class TensorMetrics(Mapping[str, Tensor]):
     """Named scalars in one tensor on the device: accumulated with one operation, read with one copy."""
 
-    def __init__(self, names: Sequence[str], values: Tensor) -> None:
-        self.names, self.values_vector = tuple(names), values
+    names: tuple[str, ...]
+    values_vector: Tensor
 
     @classmethod
     def pack(cls, metrics: Mapping[str, Tensor]) -> TensorMetrics:
-        return cls(list(metrics), torch.stack([value.detach().float() for value in metrics.values()]))
+        return cls(tuple(metrics), torch.stack([value.detach().float() for value in metrics.values()]))
 
     def __getitem__(self, name: str) -> Tensor:
+        if name not in self.names:
+            raise KeyError(name)
         return self.values_vector[self.names.index(name)]
 
     def __iter__(self) -> Iterator[str]:
@@ -32,7 +36,7 @@ class TensorMetrics(Mapping[str, Tensor]):
 
 
 def pack(metrics: Mapping[str, Any]) -> Metrics:
-    """As one tensor where they are on a GPU, whose numbers are not to be waited for; else as plain numbers."""
+    """One tensor where they are on a GPU, whose numbers are not to be waited for; else plain numbers."""
     first = next(iter(metrics.values()))
     if isinstance(first, Tensor) and not first.is_cpu:
         return TensorMetrics.pack(metrics)

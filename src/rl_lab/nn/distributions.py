@@ -1,50 +1,94 @@
-"""Distributions over actions and latents.
+"""Scalar transforms, categorical distributions, and scalars as distributions over bins.
 
 Small and pure: parameters in, tensors out, static shapes. `sample` takes its noise as an argument, so that the noise of
 a whole rollout can be drawn at once, outside the loop and outside compiled code; the class attribute `noise` says which
-kind. Probabilities are computed in float32 or better. Sampled classes are one-hot vectors.
+kind. Probabilities are computed in float32 or better. Sampled classes are one-hot vectors. Normal distributions are in
+`rl_lab.nn.normals`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch import Tensor, nn
 
-from rl_lab.nn import host_kernels as kernels
-from rl_lab.nn.math import at_least_float32, identity, in_float32_on_host, one_hot, softmax
-from rl_lab.nn.noise_kernel import fill_exponential
+from rl_lab.errors import ConfigError
+from rl_lab.kernels.registry import Accelerated
 
 NoiseKind = Literal["exponential", "normal", "uniform"]
-HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
-_SEEDS = 2**63 - 1  # how many there are of the noise of a call
+Spacing = Literal["symexp", "linear"]  # of the bins of a two-hot distribution
+FEW_CLASSES = 16  # below one vector register of float32, torch's own operations on a CPU go element by element
+
+
+def symlog(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """sign(x) ln(1 + |x|): compresses large values, is the identity near 0."""
+    return torch.sign(x) * torch.log1p(torch.abs(x))
+
+
+def symexp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The inverse of `symlog`."""
+    return torch.sign(x) * torch.expm1(torch.abs(x))
+
+
+def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Leave half precision: losses and probabilities are computed in float32 (float64 stays float64)."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def softmax(logits: Float[Tensor, "*lead classes"]) -> Float[Tensor, "*lead classes"]:
+    """Over the last axis. On a CPU torch's own takes four times as long where that axis is short."""
+    if logits.device.type != "cpu" or logits.shape[-1] >= FEW_CLASSES:
+        return torch.softmax(logits, -1)
+    weights = torch.exp(logits - logits.detach().amax(-1, keepdim=True))
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def quantile_of_sorted(ordered: Float[Tensor, " count"], quantile: float) -> Float[Tensor, ""]:
+    """Linear interpolation. The place follows from the static size, so nothing is read from the device."""
+    place = quantile * (ordered.shape[0] - 1)
+    below = int(place)
+    above = min(below + 1, ordered.shape[0] - 1)
+    return torch.lerp(ordered[below], ordered[above], place - below)
+
+
+@cache
+@torch.inference_mode(False)
+def _identity(size: int, dtype: torch.dtype) -> Float[Tensor, "size size"]:
+    return torch.eye(size, dtype=dtype)
+
+
+def one_hot(index: Tensor, classes: int, dtype: torch.dtype = torch.float32) -> Float[Tensor, "*lead classes"]:
+    """One-hot vectors of integer `index` [*lead]; unlike `F.one_hot` it never reads a value back to the host."""
+    if index.device.type == "cpu" and classes <= FEW_CLASSES:
+        return torch.embedding(_identity(classes, dtype), index.long())
+    zeros = torch.zeros(*index.shape, classes, dtype=dtype, device=index.device)
+    return zeros.scatter_(-1, index.long().unsqueeze(-1), 1.0)
+
+
+def compute_dtype(device: torch.device) -> torch.dtype:
+    """The dtype of matrix products: that of autocast where autocast is on, float32 elsewhere."""
+    return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else torch.float32
 
 
 def draw_noise(
     kind: NoiseKind, shape: Sequence[int], device: torch.device | str, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Noise from the device's global generator."""
-    empty = torch.empty(tuple(shape), device=device, dtype=dtype)
-    if kind == "exponential" and in_float32_on_host(empty):  # a twentieth of the time of `exponential_`
-        seed = np.uint64(torch.randint(_SEEDS, ()).item())
-        fill_exponential(seed, empty.numpy().reshape(-1))
-        return empty
+    """Noise from the device's global generator. Exponential noise is -ln u: several times as fast as `exponential_`."""
+    noise = torch.empty(tuple(shape), device=device, dtype=dtype)
     if kind == "exponential":
-        return empty.exponential_()
-    return empty.normal_() if kind == "normal" else empty.uniform_()
+        return noise.uniform_().neg_().add_(1.0).log_().neg_()  # 1 - u is never 0
+    return noise.normal_() if kind == "normal" else noise.uniform_()
 
 
 @runtime_checkable
 class Distribution(Protocol):
-    """What actors hand out. `value` and samples are encoded actions [*lead, size]; results are [*lead]."""
+    """The interface of an actor's distribution. `value` and samples are encoded actions [*lead, size]; results are
+    [*lead]."""
 
     noise: ClassVar[NoiseKind]
 
@@ -67,26 +111,20 @@ class UnimixCategorical:
 
     def __init__(self, logits: Float[Tensor, "*lead classes"], *, unimix: float = 0.01) -> None:
         self.classes, self.unimix, self.logits = logits.shape[-1], unimix, at_least_float32(logits)
-        self._probs: Tensor | None = None  # what is asked for is computed once
+        self._probs: Tensor | None = None  # computed once, when first asked for
         self._log_probs: Tensor | None = None
 
     @property
     def probs(self) -> Float[Tensor, "*lead classes"]:
         if self._probs is None:
-            if self.unimix and in_float32_on_host(self.logits):
-                self._probs, self._log_probs = _HostUnimix.apply(self.logits, self.unimix)
-            elif self.unimix:
-                self._probs = torch.add(softmax(self.logits) * (1.0 - self.unimix), self.unimix / self.classes)
-            else:
-                self._probs = softmax(self.logits)
+            probs = softmax(self.logits)
+            self._probs = probs * (1.0 - self.unimix) + self.unimix / self.classes if self.unimix else probs
         return self._probs
 
     @property
     def log_probs(self) -> Float[Tensor, "*lead classes"]:
         if self._log_probs is None:
-            probs = self.probs  # it may have come with its logarithm
-            if self._log_probs is None:
-                self._log_probs = torch.log(probs) if self.unimix else torch.log_softmax(self.logits, -1)
+            self._log_probs = torch.log(self.probs) if self.unimix else torch.log_softmax(self.logits, -1)
         return self._log_probs
 
     def detach(self) -> UnimixCategorical:
@@ -96,7 +134,7 @@ class UnimixCategorical:
         return twin
 
     def log_prob(self, value: Float[Tensor, "*lead classes"]) -> Float[Tensor, "*lead"]:
-        """Of one-hot vectors."""
+        """Log-probability of one-hot vectors."""
         return (self.log_probs * value).sum(-1)
 
     def log_prob_index(self, index: Int[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
@@ -109,24 +147,11 @@ class UnimixCategorical:
         """Class numbers. The first of exponential clocks with rates p rings for class k with probability p_k."""
         if noise is None:
             noise = draw_noise(self.noise, self.logits.shape, self.logits.device, self.logits.dtype)
-        return (self._rates() / noise).argmax(-1)
-
-    def _rates(self) -> Tensor:
-        """The probabilities, or, where nothing else needs these, numbers in proportion to them."""
-        if torch.is_grad_enabled() or self.logits.device.type != "cpu":
-            return self.probs.detach()
-        weights = (self.logits - self.logits.amax(-1, keepdim=True)).exp_()
-        return weights @ _mixing(self.classes, self.unimix, weights.dtype) if self.unimix else weights
+        return (self.probs.detach() / noise).argmax(-1)
 
     def sample(self, noise: Float[Tensor, "*lead classes"] | None = None) -> Float[Tensor, "*lead classes"]:
         """One-hot, straight-through: the gradient is that of the probabilities."""
-        if torch.is_grad_enabled() or not in_float32_on_host(self.logits):
-            return self._straight_through(self.sample_index(noise))
-        noise = draw_noise(self.noise, self.logits.shape, "cpu") if noise is None else noise
-        logits = self.logits.numpy()
-        chosen, rows = np.empty(logits.shape, np.float32), (-1, self.classes)
-        kernels.sample_one_hot(logits.reshape(rows), noise.numpy().reshape(rows), self.unimix, chosen.reshape(rows))
-        return torch.from_numpy(chosen)
+        return self._straight_through(self.sample_index(noise))
 
     def mode(self) -> Float[Tensor, "*lead classes"]:
         """One-hot of the likeliest class, straight-through."""
@@ -137,39 +162,6 @@ class UnimixCategorical:
         if torch.is_grad_enabled() and self.probs.requires_grad:
             return hard + (self.probs - self.probs.detach())  # the bracket is exactly 0, so the value stays one-hot
         return hard
-
-
-class _HostUnimix(torch.autograd.Function):
-    """On the CPU: probabilities with a uniform share and their logarithms together, in fewer operations."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Float[Tensor, "*lead classes"], unimix: float) -> tuple[Tensor, Tensor]:
-        logits = logits.detach().contiguous()
-        probs, log_probs = torch.empty_like(logits), torch.empty_like(logits)
-        kernels.unimix_probs(_rows(logits), unimix, _rows(probs), _rows(log_probs))
-        ctx.unimix = unimix
-        ctx.save_for_backward(probs)
-        return probs, log_probs
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, by_probs: Tensor, by_log_probs: Tensor) -> tuple[Tensor, None]:
-        (probs,) = ctx.saved_tensors
-        by_logits = torch.empty_like(probs)
-        given = [_rows(tensor.contiguous()) for tensor in (by_probs, by_log_probs, probs)]
-        kernels.unimix_probs_backward(*given, ctx.unimix, _rows(by_logits))
-        return by_logits, None
-
-
-def _rows(x: Tensor) -> np.ndarray:
-    return x.view(-1, x.shape[-1]).numpy()
-
-
-@cache
-@torch.inference_mode(False)
-def _mixing(classes: int, unimix: float, dtype: torch.dtype) -> Float[Tensor, "classes classes"]:
-    """What adds the uniform share to a row of weights of any sum."""
-    return identity(classes, dtype) + unimix / ((1.0 - unimix) * classes)
 
 
 def categorical_kl(left: UnimixCategorical, right: UnimixCategorical) -> Float[Tensor, "*lead"]:
@@ -206,179 +198,6 @@ class MultiCategorical:
         return torch.cat([part.mode() for part in self.parts], -1)
 
 
-def _normal_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    return -0.5 * ((value - mean) / std).square() - torch.log(std) - HALF_LOG_TWO_PI
-
-
-class BoundedNormal:
-    """DreamerV3: a plain normal with mean tanh(m) and deviation between 0.1 and 1; samples are not squashed."""
-
-    noise: ClassVar[NoiseKind] = "normal"
-
-    def __init__(self, params: Float[Tensor, "*lead params"], *, min_std: float = 0.1, max_std: float = 1.0) -> None:
-        raw_mean, raw_std = at_least_float32(params).chunk(2, -1)
-        self.mean = torch.tanh(raw_mean)
-        self.std = (max_std - min_std) * torch.sigmoid(raw_std + 2.0) + min_std
-
-    def log_prob(self, value: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead"]:
-        return _normal_log_prob(value, self.mean, self.std).sum(-1)
-
-    def entropy(self) -> Float[Tensor, "*lead"]:
-        return (torch.log(self.std) + (0.5 + HALF_LOG_TWO_PI)).sum(-1)
-
-    def sample(self, noise: Float[Tensor, "*lead size"] | None = None) -> Float[Tensor, "*lead size"]:
-        return self.mean + self.std * (torch.randn_like(self.mean) if noise is None else noise)
-
-    def mode(self) -> Float[Tensor, "*lead size"]:
-        return self.mean
-
-
-class DiagonalNormal:
-    """A plain normal with a given mean and log-deviation: the policy of policy-gradient methods."""
-
-    noise: ClassVar[NoiseKind] = "normal"
-
-    def __init__(self, mean: Float[Tensor, "*lead size"], log_std: Float[Tensor, " size"]) -> None:
-        self.mean, self.log_std = at_least_float32(mean), log_std
-
-    def log_prob(self, value: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead"]:
-        scaled = (value - self.mean) * torch.exp(-self.log_std)
-        return -0.5 * scaled.square().sum(-1) - (self.log_std + HALF_LOG_TWO_PI).sum()
-
-    def entropy(self) -> Float[Tensor, "*lead"]:
-        return (self.log_std + (0.5 + HALF_LOG_TWO_PI)).sum().expand(self.mean.shape[:-1])
-
-    def sample(self, noise: Float[Tensor, "*lead size"] | None = None) -> Float[Tensor, "*lead size"]:
-        noise = torch.randn_like(self.mean) if noise is None else noise
-        return torch.addcmul(self.mean, torch.exp(self.log_std), noise)
-
-    def mode(self) -> Float[Tensor, "*lead size"]:
-        return self.mean
-
-
-class LatentNormal:
-    """A diagonal normal latent, given by mean and deviation."""
-
-    noise: ClassVar[NoiseKind] = "normal"
-
-    def __init__(self, mean: Float[Tensor, "*lead size"], std: Float[Tensor, "*lead size"]) -> None:
-        self.mean, self.std = mean, std
-
-    def detach(self) -> LatentNormal:
-        return LatentNormal(self.mean.detach(), self.std.detach())
-
-    def log_prob(self, value: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead"]:
-        return _normal_log_prob(value, self.mean, self.std).sum(-1)
-
-    def entropy(self) -> Float[Tensor, "*lead"]:
-        return (torch.log(self.std) + (0.5 + HALF_LOG_TWO_PI)).sum(-1)
-
-    def sample(self, noise: Float[Tensor, "*lead size"] | None = None) -> Float[Tensor, "*lead size"]:
-        return self.mean + self.std * (torch.randn_like(self.mean) if noise is None else noise)
-
-    def mode(self) -> Float[Tensor, "*lead size"]:
-        return self.mean
-
-
-def normal_kl(left: LatentNormal, right: LatentNormal) -> Float[Tensor, "*lead"]:
-    """KL(left || right), summed over the entries."""
-    ratio = left.std / right.std
-    distance = (left.mean - right.mean) / right.std
-    return (0.5 * (ratio.square() + distance.square() - 1.0) - torch.log(ratio)).sum(-1)
-
-
-class TanhNormal:
-    """Dreamer V1: tanh of a normal with mean 5·tanh(m/5) and deviation softplus(s + offset) + 1e-4.
-
-    The offset makes the deviation `init_std` where s is 0. Entropy and mode have no closed form: both use samples.
-    """
-
-    noise: ClassVar[NoiseKind] = "normal"
-    edge: ClassVar[float] = 0.99999997  # actions are moved this close to ±1 before the inverse tanh
-
-    def __init__(
-        self,
-        params: Float[Tensor, "*lead params"],
-        *,
-        init_std: float = 5.0,
-        min_std: float = 1e-4,
-        mean_scale: float = 5.0,
-        samples: int = 100,
-    ) -> None:
-        raw_mean, raw_std = at_least_float32(params).chunk(2, -1)
-        self.mean = mean_scale * torch.tanh(raw_mean / mean_scale)
-        self.std = F.softplus(raw_std + math.log(math.expm1(init_std))) + min_std
-        self.samples = samples
-
-    def log_prob(self, value: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead"]:
-        return self._log_prob_before_tanh(torch.atanh(value.clamp(-self.edge, self.edge)))
-
-    def entropy(self, noise: Float[Tensor, "samples *lead size"] | None = None) -> Float[Tensor, "*lead"]:
-        """That of the normal, plus the mean log-slope of tanh over samples."""
-        slope = _log_tanh_slope(self.mean + self.std * self._many(noise)).mean(0)
-        return (torch.log(self.std) + (0.5 + HALF_LOG_TWO_PI) + slope).sum(-1)
-
-    def sample(self, noise: Float[Tensor, "*lead size"] | None = None) -> Float[Tensor, "*lead size"]:
-        return torch.tanh(self.mean + self.std * (torch.randn_like(self.mean) if noise is None else noise))
-
-    def mode(self, noise: Float[Tensor, "samples *lead size"] | None = None) -> Float[Tensor, "*lead size"]:
-        """The likeliest of the samples: at large deviations the density peaks near ±1, not at tanh(mean)."""
-        before = self.mean + self.std * self._many(noise)
-        best = self._log_prob_before_tanh(before).argmax(0)
-        index = best[None, ..., None].expand(1, *before.shape[1:])
-        return torch.tanh(before.gather(0, index)[0])
-
-    def _many(self, noise: Tensor | None) -> Tensor:
-        return self.mean.new_empty((self.samples, *self.mean.shape)).normal_() if noise is None else noise
-
-    def _log_prob_before_tanh(self, value: Tensor) -> Tensor:
-        return (_normal_log_prob(value, self.mean, self.std) - _log_tanh_slope(value)).sum(-1)
-
-
-def _log_tanh_slope(x: Tensor) -> Tensor:
-    """ln(1 - tanh²(x)), without the loss of precision for large |x|."""
-    return 2.0 * (math.log(2.0) - x - F.softplus(-2.0 * x))
-
-
-class TruncatedNormal:
-    """DreamerV2: a normal with mean tanh(m) and deviation 2·sigmoid(s/2) + 0.1, cut off at ±1."""
-
-    noise: ClassVar[NoiseKind] = "uniform"
-    margin: ClassVar[float] = 1e-6  # samples keep this distance from ±1
-
-    def __init__(self, params: Float[Tensor, "*lead params"], *, min_std: float = 0.1) -> None:
-        raw_mean, raw_std = at_least_float32(params).chunk(2, -1)
-        self.mean = torch.tanh(raw_mean)
-        self.std = 2.0 * torch.sigmoid(raw_std / 2.0) + min_std
-        self._low, self._high = (-1.0 - self.mean) / self.std, (1.0 - self.mean) / self.std
-        self._low_mass = torch.special.ndtr(self._low)
-        self._mass = torch.special.ndtr(self._high) - self._low_mass
-
-    def log_prob(self, value: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead"]:
-        """Of values inside [-1, 1]."""
-        return (_normal_log_prob(value, self.mean, self.std) - torch.log(self._mass)).sum(-1)
-
-    def entropy(self) -> Float[Tensor, "*lead"]:
-        low_density, high_density = _standard_density(self._low), _standard_density(self._high)
-        tilt = (self._low * low_density - self._high * high_density) / (2.0 * self._mass)
-        return (torch.log(self.std * self._mass) + (0.5 + HALF_LOG_TWO_PI) + tilt).sum(-1)
-
-    def sample(self, noise: Float[Tensor, "*lead size"] | None = None) -> Float[Tensor, "*lead size"]:
-        """By the inverse distribution function; the clip at the edges lets the gradient through."""
-        uniform = torch.rand_like(self.mean) if noise is None else noise
-        level = (self._low_mass + uniform * self._mass).clamp(1e-7, 1.0 - 1e-7)
-        value = self.mean + self.std * torch.special.ndtri(level)
-        clipped = value.detach().clamp(-1.0 + self.margin, 1.0 - self.margin)
-        return value + (clipped - value.detach())
-
-    def mode(self) -> Float[Tensor, "*lead size"]:
-        return self.mean
-
-
-def _standard_density(x: Tensor) -> Tensor:
-    return torch.exp(-0.5 * x.square() - HALF_LOG_TWO_PI)
-
-
 class Bernoulli:
     """A yes or no, with logits. Targets of `log_prob` may be soft: it is minus the binary cross-entropy."""
 
@@ -403,3 +222,81 @@ class Bernoulli:
 
     def mode(self) -> Float[Tensor, "*lead"]:
         return (self.logits > 0.0).to(self.logits.dtype)
+
+
+class TwoHot(Accelerated):
+    """`bins` values from -symexp(limit) to +symexp(limit), dense around an exact 0 in the middle.
+
+    Targets are raw values (no symlog), predictions are means in raw space, and everything is float32 or better. With
+    `spacing: linear` the bins are equally spaced from -limit to +limit, and stand for symlog values: the target is
+    squashed, and the prediction is symexp of the mean.
+    """
+
+    bins: Tensor
+    edges: Tensor
+
+    def __init__(self, bins: int = 255, limit: float = 20.0, spacing: Spacing = "symexp") -> None:
+        super().__init__()
+        if bins < 3 or bins % 2 == 0:
+            raise ConfigError(f"bins={bins}: two-hot needs an odd number of at least 3, so that one bin is exactly 0.")
+        if limit <= 0:
+            raise ConfigError(f"limit={limit}: the symlog range of the two-hot bins must be positive.")
+        self.center, self.spacing = (bins - 1) // 2, spacing
+        negative = torch.linspace(-limit, 0.0, self.center + 1, dtype=torch.float64)
+        negative = symexp(negative) if spacing == "symexp" else negative
+        values = torch.cat([negative, -negative[:-1].flip(0)]).float()
+        self.largest = float(values[-1])
+        self.register_buffer("bins", values, persistent=False)  # rebuilt from the settings, so not saved
+        # A buffer of its own: on CUDA, Inductor's bucketize ignores the offset of a sliced view.
+        self.register_buffer("edges", values[1:-1].clone(), persistent=False)
+
+    @property
+    def size(self) -> int:
+        """The number of logits."""
+        return self.bins.shape[0]
+
+    def mean(self, logits: Float[Tensor, "*lead bins"]) -> Float[Tensor, "*lead"]:
+        """Expected value. Each bin is paired with its mirror image, so uniform logits give exactly 0."""
+        if self.kernels and not torch.is_grad_enabled() and (kernel := self.kernel("mean")) is not None:
+            return kernel(self, logits)
+        probs = torch.softmax(at_least_float32(logits), -1)
+        surplus = probs[..., self.center + 1 :] - probs[..., : self.center].flip(-1)
+        mean = (surplus * self.bins[self.center + 1 :]).sum(-1)
+        return mean if self.spacing == "symexp" else symexp(mean)
+
+    def loss(self, logits: Float[Tensor, "*lead bins"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+        """Cross-entropy with the two-hot encoding of `target`, which is not materialised and gets no gradient."""
+        return self.losses(logits, target)[0]
+
+    def losses(self, logits: Float[Tensor, "*lead bins"], *targets: Float[Tensor, "*lead"]) -> list[Tensor]:
+        """The same for several targets: one softmax serves all of them."""
+        log_probs = torch.log_softmax(at_least_float32(logits), -1)
+        return [self._cross_entropy(log_probs, target) for target in targets]
+
+    def _cross_entropy(self, log_probs: Tensor, target: Tensor) -> Tensor:
+        target = target.detach().to(log_probs.dtype)
+        target = target if self.spacing == "symexp" else symlog(target)
+        target = target.clamp(-self.largest, self.largest)
+        lower = torch.bucketize(target.contiguous(), self.edges.to(log_probs.dtype), right=True)
+        neighbours = torch.stack([lower, lower + 1], -1)
+        below, above = self.bins[neighbours].unbind(-1)
+        upper_mass = (target - below) / (above - below)
+        chosen = log_probs.gather(-1, neighbours)
+        return -torch.lerp(chosen[..., 0], chosen[..., 1], upper_mass)
+
+
+class PlainScalar(nn.Module):
+    """One number, and the squared error."""
+
+    size = 1
+
+    def mean(self, output: Float[Tensor, "*lead 1"]) -> Float[Tensor, "*lead"]:
+        return at_least_float32(output).squeeze(-1)
+
+    def loss(self, output: Float[Tensor, "*lead 1"], target: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
+        return (self.mean(output) - target.detach()).square()
+
+
+def make_scalar(bins: int, limit: float) -> TwoHot | PlainScalar:
+    """TD-MPC's networks output a plain number with one bin, and two-hot logits of its symlog with more."""
+    return PlainScalar() if bins == 1 else TwoHot(bins, limit, "linear")

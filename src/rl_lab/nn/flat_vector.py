@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def padded_sizes(tensors: Sequence[Tensor], multiple: int) -> list[int]:
-    """How much room each takes, if all begin at multiples of a size."""
+    """Room for each tensor, if all begin at multiples of a size."""
     return [-(-tensor.numel() // multiple) * multiple for tensor in tensors]
 
 

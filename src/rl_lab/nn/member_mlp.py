@@ -16,7 +16,7 @@ class MemberLinear(nn.Module):
 
     def __init__(self, members: int, in_features: int, out_features: int) -> None:
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
+        self.members, self.in_features, self.out_features = members, in_features, out_features
         self.weight = nn.Parameter(torch.empty(members, in_features, out_features))
         self.bias = nn.Parameter(torch.zeros(members, 1, out_features))
         std = 1.0 / (2.0 * math.sqrt(in_features))
@@ -31,19 +31,9 @@ class MemberLinear(nn.Module):
     ) -> Float[Tensor, "members rows outputs"]:
         """`members`: which of them, where not all. `frozen`: the gradient goes through, but not into the weights."""
         weight, bias = (self.weight.detach(), self.bias.detach()) if frozen else (self.weight, self.bias)
-        if weight.shape[1] > x.shape[-1]:
-            x = F.pad(x, (0, weight.shape[1] - x.shape[-1]))
         if members is not None:
             weight, bias = weight[members], bias[members]
-        x = torch.baddbmm(bias, x, weight)
-        return x if weight.shape[2] == self.out_features else x[..., : self.out_features]
-
-    def pad(self, multiple: int) -> None:
-        """Fill the weights up with zeros to multiples of this size: 16-bit matrices are multiplied fastest so."""
-        inputs, outputs = (-(-size // multiple) * multiple for size in (self.in_features, self.out_features))
-        extra = (0, outputs - self.out_features)
-        self.weight = nn.Parameter(F.pad(self.weight.detach(), (*extra, 0, inputs - self.in_features)))
-        self.bias = nn.Parameter(F.pad(self.bias.detach(), extra))
+        return torch.baddbmm(bias, x, weight)
 
 
 class MemberMLP(nn.Module):

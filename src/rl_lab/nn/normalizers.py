@@ -1,4 +1,4 @@
-"""Running scales of returns and observations."""
+"""Running scales of values and observations."""
 
 from __future__ import annotations
 
@@ -8,41 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-
-class ReturnNormalizer(nn.Module):
-    """The spread of returns: an exponential average of a low and a high percentile, both from 0, not bias-corrected.
-
-    The divisor is never below `limit`, so that small returns are not blown up; the offset is not used for advantages.
-    """
-
-    low: Tensor
-    high: Tensor
-
-    def __init__(
-        self, *, rate: float = 0.01, low_quantile: float = 0.05, high_quantile: float = 0.95, limit: float = 1.0
-    ) -> None:
-        super().__init__()
-        self.rate, self.limit = rate, limit
-        self.low_quantile, self.high_quantile = low_quantile, high_quantile
-        self.register_buffer("low", torch.zeros(()))
-        self.register_buffer("high", torch.zeros(()))
-
-    @torch.no_grad()
-    def update(self, values: Float[Tensor, "*shape"]) -> None:
-        """Take these in, unless one of them is not finite: a failed update must not leave a trace."""
-        ordered = values.detach().flatten().to(self.low.dtype).sort().values  # infinities and NaN are at the ends
-        rate = torch.isfinite(ordered[0] - ordered[-1]).to(ordered.dtype) * self.rate
-        for average, quantile in ((self.low, self.low_quantile), (self.high, self.high_quantile)):
-            average.lerp_(torch.nan_to_num(_quantile_of_sorted(ordered, quantile)), rate)
-
-    def scale(self) -> Float[Tensor, ""]:
-        """The divisor."""
-        return (self.high - self.low).clamp(min=self.limit)
-
-    def forward(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, ""]:
-        """Take these returns in, then give the divisor."""
-        self.update(values)
-        return self.scale()
+from rl_lab.nn.distributions import quantile_of_sorted
 
 
 class RunningScale(nn.Module):
@@ -50,7 +16,7 @@ class RunningScale(nn.Module):
 
     value: Tensor
 
-    def __init__(self, *, rate: float = 0.01, low_quantile: float = 0.05, high_quantile: float = 0.95) -> None:
+    def __init__(self, *, rate: float, low_quantile: float, high_quantile: float) -> None:
         super().__init__()
         self.rate, self.low_quantile, self.high_quantile = rate, low_quantile, high_quantile
         self.register_buffer("value", torch.ones(()))
@@ -60,19 +26,11 @@ class RunningScale(nn.Module):
         """Take these in, unless one of them is not finite."""
         ordered = values.detach().flatten().to(self.value.dtype).sort().values
         rate = torch.isfinite(ordered[0] - ordered[-1]).to(ordered.dtype) * self.rate
-        low, high = (_quantile_of_sorted(ordered, q) for q in (self.low_quantile, self.high_quantile))
+        low, high = (quantile_of_sorted(ordered, q) for q in (self.low_quantile, self.high_quantile))
         self.value.lerp_(torch.nan_to_num(high - low, 1.0, 1.0).clamp(min=1.0), rate)
 
     def forward(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         return values / self.value
-
-
-def _quantile_of_sorted(ordered: Float[Tensor, " count"], quantile: float) -> Float[Tensor, ""]:
-    """Linear interpolation. The place follows from the static size, so nothing is read from the device."""
-    place = quantile * (ordered.shape[0] - 1)
-    below = int(place)
-    above = min(below + 1, ordered.shape[0] - 1)
-    return torch.lerp(ordered[below], ordered[above], place - below)
 
 
 class RunningMeanStd(nn.Module):

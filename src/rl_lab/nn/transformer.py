@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError
+from rl_lab.nn.distributions import at_least_float32
 from rl_lab.nn.layers import Linear, RMSNorm
-from rl_lab.nn.math import at_least_float32
 
 
 class BranchSteps(NamedTuple):

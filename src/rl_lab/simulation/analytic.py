@@ -72,8 +72,7 @@ class AnalyticSimulator(nn.Module, Simulator):
         if self.shaping:
             reward = reward - self.shaping * self.task.distance(following)
         goes_on = (~self.task.terminated(following)).to(reward.dtype)
-        total, weight = discounted(reward.view(-1, horizon), goes_on.view(-1, horizon), discount)
-        return Evaluation(total, weight, path[:, -1])
+        return discounted(reward.view(-1, horizon), goes_on.view(-1, horizon), discount, path[:, -1])
 
     def _once(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         following = self.task.step(state, action)
@@ -107,11 +106,11 @@ def make_analytic_simulator(
     environment: str,
     observation: Mapping[str, Any],
     action: Mapping[str, Any],
-    kwargs: Mapping[str, Any] | None = None,
-    action_repeat: int | Literal["auto"] = "auto",
-    normalize_actions: bool = True,
-    shaping: float = 0.0,
-    precision: Literal["float32", "float64"] = "float32",
+    kwargs: Mapping[str, Any],
+    action_repeat: int | Literal["auto"],
+    normalize_actions: bool,
+    shaping: float,
+    precision: Literal["float32", "float64"],
 ) -> AnalyticSimulator:
     """The simulator of an environment whose equations are known, checked against what the agent sees and does."""
     task = make_task(environment=environment, kwargs=kwargs, normalize_actions=normalize_actions)

@@ -28,7 +28,7 @@ class ClassicControl(ABC):
         return observation
 
     def encode(self, state: Float[Tensor, "*batch state"]) -> Float[Tensor, "*batch observation"]:
-        """What is seen of a state."""
+        """The observation of a state."""
         return state
 
     @abstractmethod
@@ -57,8 +57,8 @@ class ClassicControl(ABC):
         return torch.zeros_like(following[:, 0], dtype=torch.bool)
 
     def distance(self, following: Float[Tensor, "batch state"]) -> Float[Tensor, " batch"]:
-        """How far a state is from where the task wants to be, about 0 to 1: what a short-sighted planner may count as a
-        cost where rewards are the same for all it can reach."""
+        """Distance of a state from the task's goal, about 0 to 1: a cost for short-sighted planners where all states
+        within the horizon have the same reward."""
         return torch.zeros_like(following[:, 0])
 
 

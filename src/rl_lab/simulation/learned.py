@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rl_lab.components.controllers.actors import Actor
-from rl_lab.components.controllers.critics import Critic
+from rl_lab.components.actors.dreamer import Actor
+from rl_lab.components.critics.dreamer import Critic
 from rl_lab.components.dynamics.base import Dynamics
 from rl_lab.components.dynamics.outcomes import OutcomeModel
 from rl_lab.errors import ConfigError
@@ -35,12 +35,16 @@ class LearnedSimulator(Simulator):
         dynamics: Dynamics,
         outcome: OutcomeModel,
         propagation: Propagation = "tsinf",
+        discount: float = 1.0,  # that the critic is trained with
         policy: Actor | None = None,
         critic: Critic | None = None,
     ) -> None:
+        self.discount = discount
         self.dynamics, self.outcome, self.propagation = dynamics, outcome, propagation
+        self.members = dynamics.elites
         self.actor, self.critic = policy, critic
         self.has_policy, self.has_value = policy is not None, critic is not None
+        self.has_logits = policy is not None and len(policy.codec.spec.classes) == 1
 
     def observe(
         self,
@@ -75,8 +79,7 @@ class LearnedSimulator(Simulator):
             states.append(self._following(states[-1], action))
         path = torch.stack([part.flatten(0, -2) for part in states], 1)
         reward, goes_on = self.outcome(path[:, :-1].flatten(0, 1), actions.flatten(0, 1), path[:, 1:].flatten(0, 1))
-        total, weight = discounted(reward.view(-1, horizon), goes_on.view(-1, horizon), discount)
-        return Evaluation(total, weight, states[-1])
+        return discounted(reward.view(-1, horizon), goes_on.view(-1, horizon), discount, states[-1])
 
     def step(self, state: ModelState, action: Float[Tensor, "batch action"]) -> SimulatedStep:
         following = self._following(state, action)
@@ -84,6 +87,9 @@ class LearnedSimulator(Simulator):
         return SimulatedStep(following, reward, continuation)
 
     def _following(self, state: Tensor, action: Tensor) -> Tensor:
+        if state.ndim == 2 and self.member is not None:
+            rows = (self.dynamics.elites, -1, -1)
+            return self.dynamics.predict(state.expand(*rows), action.expand(*rows), sample=False)[self.member]
         if state.ndim == 2:
             return self.dynamics.expect(state, action)
         return self._each_by_its_member(state, action.view(*state.shape[:2], -1))
@@ -109,3 +115,8 @@ class LearnedSimulator(Simulator):
         assert self.actor is not None
         drawn = self.actor.distribution(self.actor(self.dynamics.features(state.flatten(0, -2)))).sample()
         return drawn.clamp(-1.0, 1.0)
+
+    def policy_logits(self, state: ModelState) -> Float[Tensor, "batch classes"]:
+        if self.actor is None or not self.has_logits:
+            return super().policy_logits(state)
+        return self.actor(self.dynamics.features(state.flatten(0, -2)))

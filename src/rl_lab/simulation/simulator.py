@@ -1,4 +1,4 @@
-"""What a planner needs of any model: analytic dynamics, ensembles and latent models all answer the same five calls."""
+"""The interface between planners and models: analytic dynamics, ensembles and latent models have the same calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Policy = Callable[[ModelState], Float[Tensor, "batch action"]]
 
 
 class SimulatedStep(NamedTuple):
-    """What follows an action."""
+    """The state after an action, and the reward and continuation on arriving there."""
 
     state: ModelState
     reward: Float[Tensor, " batch"]
@@ -34,22 +34,43 @@ class Rollout(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What a stretch of actions is worth."""
+    """The discounted rewards of a sequence of actions, and the factors that a value at its end is weighted with."""
 
-    total: Float[Tensor, " batch"]  # discounted rewards, each with the probability that the episode lasts until then
-    weight: Float[Tensor, " batch"]  # what anything after it counts
+    total: Float[Tensor, " batch"]  # Σ_t γ^t c_1…c_t r_{t+1}, with c the probability that the episode goes on
+    weight: Float[Tensor, " batch"]  # γ^H c_1…c_H: of whatever comes after the last reward
     state: ModelState  # after the last action
+    last_reward: Float[Tensor, " batch"]  # r_H
+    last_weight: Float[Tensor, " batch"]  # γ^(H-1) c_1…c_{H-1}: of the last reward within the total
+
+
+class Prediction(NamedTuple):
+    """The prior over the classes of one discrete action and the value, of some states."""
+
+    logits: Float[Tensor, "batch classes"]
+    value: Float[Tensor, " batch"]
 
 
 class Simulator(ABC):
     """A model to plan in. Batched: candidates × environments, flattened into one leading dimension.
 
     Actions are encoded as models take them: [-1, 1] entries, or concatenated one-hots.
+
+    `discount` is the factor that the model's values were learned with; planners take it unless they have one of their
+    own. `value_includes_reward`: V(s) begins with the reward received on arriving at s (Dreamer v1 and v2); otherwise
+    it begins with the reward of the next step.
     """
 
+    discount: float = 1.0
+    value_includes_reward: bool = False
     has_reward: bool = True
     has_value: bool = False
     has_policy: bool = False
+    has_logits: bool = False
+    has_temperature: bool = False  # whether `temperature` changes how the next latent is drawn
+    has_surprise: bool = False
+    temperature: float = 1.0  # 0: the likeliest latent, 1: as learned, more: wilder
+    members: int = 1  # of an ensemble
+    member: int | None = None  # the one that is followed; None: all of them together
     has_observation: bool = False
 
     @abstractmethod
@@ -77,24 +98,52 @@ class Simulator(ABC):
     def evaluate(
         self, state: ModelState, actions: Float[Tensor, "batch horizon action"], discount: float = 1.0
     ) -> Evaluation:
-        """Follow given actions and keep nothing but what they are worth: the inner loop of every planner."""
-        total, weight = torch.zeros_like(actions[:, 0, 0]), torch.ones_like(actions[:, 0, 0])
-        for time in range(actions.shape[1]):
-            state, reward, continuation = self.step(state, actions[:, time])
-            total, weight = account(total, weight, reward, continuation, discount)
-        return Evaluation(total, weight, state)
+        """Follow given actions and keep only their discounted rewards and the last state: the inner loop of every
+        planner."""
+        rewards, continuations = [], []
+        for action in actions.unbind(1):
+            state, reward, continuation = self.step(state, action)
+            rewards.append(reward)
+            continuations.append(continuation)
+        return discounted(torch.stack(rewards, 1), torch.stack(continuations, 1), discount, state)
 
     def value(self, state: ModelState) -> Float[Tensor, " batch"]:
-        """Expected return from a state on, where the model knows one (`has_value`)."""
+        """Expected return from a state on, where the model has one (`has_value`); see `value_includes_reward`."""
         raise NotImplementedError(f"{type(self).__name__} predicts no value")
 
     def policy(self, state: ModelState) -> Float[Tensor, "batch action"]:
         """An action drawn from the model's own policy, where it has one (`has_policy`)."""
         raise NotImplementedError(f"{type(self).__name__} has no policy")
 
+    def policy_samples(self, state: ModelState, count: int) -> Float[Tensor, "batch count action"]:
+        """`count` independent actions of the policy in each state."""
+        return self.policy(self.spread(state, count)).unflatten(0, (-1, count))
+
+    def policy_logits(self, state: ModelState) -> Float[Tensor, "batch classes"]:
+        """The policy's logits over the classes of one discrete action, where it has them (`has_logits`)."""
+        raise NotImplementedError(f"{type(self).__name__} has no policy over discrete actions")
+
+    def predict(self, state: ModelState) -> Prediction:
+        """Policy logits and value of the same states; a model whose networks share layers computes them at once."""
+        return Prediction(self.policy_logits(state), self.value(state))
+
+    def stepper(self) -> Callable[[ModelState, Tensor], tuple[SimulatedStep, Prediction]]:
+        """A function that steps and predicts, for the many steps of one search, in which the model does not change."""
+
+        def step(state: ModelState, action: Tensor) -> tuple[SimulatedStep, Prediction]:
+            following = self.step(state, action)
+            return following, self.predict(following.state)
+
+        return step
+
     def observation(self, state: ModelState) -> dict[str, Tensor]:
-        """What would be seen of a state, [batch, ...] per key, where the model knows it (`has_observation`)."""
+        """The predicted observation of a state, [batch, ...] per key, where the model has one (`has_observation`)."""
         raise NotImplementedError(f"{type(self).__name__} predicts no observations")
+
+    def surprise(self, state: ModelState, observation: Mapping[str, Tensor]) -> Float[Tensor, " batch"]:
+        """KL of what was seen against what was foreseen, in nats, where the model has both (`has_surprise`). `state` is
+        the one after `observation`."""
+        raise NotImplementedError(f"{type(self).__name__} foresees no distribution")
 
     def rollout(
         self,
@@ -121,23 +170,15 @@ class Simulator(ABC):
         return Rollout(states, torch.stack(taken, 1), torch.stack(rewards, 1), torch.stack(continuations, 1))
 
 
-def account(
-    total: Float[Tensor, " batch"],
-    weight: Float[Tensor, " batch"],
-    reward: Float[Tensor, " batch"],
-    continuation: Float[Tensor, " batch"],
-    discount: float,
-) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """`total` and `weight` of an Evaluation after one more step."""
-    return total + weight * reward, weight * continuation * discount
-
-
 def discounted(
-    reward: Float[Tensor, "batch horizon"], continuation: Float[Tensor, "batch horizon"], discount: float
-) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"]]:
-    """The same from all steps at once."""
-    weight = (continuation * discount).cumprod(1)
-    return reward[:, 0] + (weight[:, :-1] * reward[:, 1:]).sum(1), weight[:, -1]
+    reward: Float[Tensor, "batch horizon"],
+    continuation: Float[Tensor, "batch horizon"],
+    discount: float,
+    state: ModelState,
+) -> Evaluation:
+    """The evaluation of all steps at once; `state` is the one after the last action."""
+    weights = torch.cat([torch.ones_like(reward[:, :1]), (continuation * discount).cumprod(1)], 1)
+    return Evaluation((weights[:, :-1] * reward).sum(1), weights[:, -1], state, reward[:, -1], weights[:, -2])
 
 
 def map_state(function: Callable[[Tensor], Tensor], state: ModelState) -> ModelState:

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Literal, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from rl_lab.components.controllers.latent_policies import LatentPolicy
-from rl_lab.components.controllers.q_ensembles import QEnsemble
-from rl_lab.components.dynamics.latent import LatentModel
-from rl_lab.components.encoders.latent import LatentEncoder
-from rl_lab.nn.capture import compile_block
-from rl_lab.nn.precision import TENSOR_CORE_MULTIPLE, WorkingCopies
-from rl_lab.simulation.simulator import Evaluation, ModelState, SimulatedStep, Simulator, account
+from rl_lab.components.actors.tdmpc import TDMPCPolicy
+from rl_lab.components.dynamics.tdmpc import TDMPCModel
+from rl_lab.components.encoders.tdmpc import TDMPCEncoder
+from rl_lab.components.q_functions.ensemble import QEnsemble
+from rl_lab.kernels import registry
+from rl_lab.kernels.copies import TENSOR_CORE_MULTIPLE, WorkingCopies
+from rl_lab.kernels.graphs import compile_block
+from rl_lab.simulation.simulator import ModelState, SimulatedStep, Simulator
 
 Result = TypeVar("Result")
-WORD = 4  # 16-bit numbers in 64 bits
+QReduction = Literal["mean", "min"]
 
 
 class TDMPCSimulator(Simulator):
     """A state is a latent. Its value is that of an action of the policy, by two Qs that are drawn for each call.
 
-    Random numbers are drawn outside of what `compile_blocks` compiles. Where the networks have kernels of their own,
-    nothing but small pieces is left to compile.
+    Random numbers are drawn in `value` and `policy`; what they call has none, so that it can be compiled.
     """
 
     has_value = True
@@ -35,43 +36,21 @@ class TDMPCSimulator(Simulator):
     def __init__(
         self,
         *,
-        encoder: LatentEncoder,
-        model: LatentModel,
-        policy: LatentPolicy,
+        encoder: TDMPCEncoder,
+        model: TDMPCModel,
+        policy: TDMPCPolicy,
         q: QEnsemble,
-        pair: Literal["mean", "min"] = "mean",  # what is made of the two
+        q_reduction: QReduction,  # of the two Qs
         autocast: Callable[[], AbstractContextManager] = nullcontext,
     ) -> None:
         self.encoder, self.model, self.prior, self.q = encoder, model, policy, q
-        self.pair, self.autocast, self.plan_autocast = pair, autocast, autocast
+        self.discount = model.discount
+        self.has_logits = len(policy.codec.spec.classes) == 1
+        self.q_reduction, self.autocast, self.plan_autocast = q_reduction, autocast, autocast
         self._copies: WorkingCopies | None = None
-        self._latent_dtype, self._latent_width = torch.float32, 0  # of plans; 0: no room behind it
-        self._encode: Callable[..., Tensor] = self._encode_plainly
-        self._advance: Callable[..., tuple[Tensor, Tensor, Tensor]] = self._advance_plainly
-        self._account: Callable[..., tuple[Tensor, Tensor]] = account
-        self._drawn: Callable[..., Tensor] = policy.drawn
-        self._evaluate: Callable[..., Tensor] = self._evaluate_plainly
-        self._choose: Callable[..., Tensor] = self._choose_plainly
+        self._pending: Callable[[], None] | None = None  # compiles, at the first `observe`
 
-    def compile_blocks(self, dtype: torch.dtype | None = None) -> None:
-        """Compile what a plan calls many times, for any number of rows. The plain methods stay the reference.
-
-        `dtype`: plans are computed with weights of this type, those of the last `observe`.
-        """
-        if dtype is not None:
-            copies = self._copies = WorkingCopies(dtype, multiple=TENSOR_CORE_MULTIPLE)
-            self.model, self.prior, self.q = copies.add(self.model), copies.add(self.prior), copies.add(self.q)
-            device = next(self.model.parameters()).device.type
-            self.plan_autocast = lambda: torch.autocast(device, dtype)
-        self._encode = compile_block(self._encode_plainly, dynamic=True)
-        self._account = compile_block(account, dynamic=True)
-        if dtype is not None and all([self.model.fuse(), self.prior.network.fuse(), self.q.fuse()]):
-            self._latent_dtype, self._latent_width = dtype, self.model.trunks.width
-            self._drawn = compile_block(self.prior.drawn, dynamic=True)
-            return
-        self._drawn = self.prior.drawn
-        for name in ("_advance", "_evaluate", "_choose"):
-            setattr(self, name, _on_plain(compile_block(getattr(self, f"{name}_plainly"), dynamic=True)))
+    # The model --------------------------------------------------------------------------------------------------------
 
     def observe(
         self,
@@ -81,63 +60,81 @@ class TDMPCSimulator(Simulator):
         action: Tensor | None = None,
         is_first: Tensor | None = None,
     ) -> ModelState:
+        if self._pending is not None:
+            compile_now, self._pending = self._pending, None
+            compile_now()
         if self._copies is not None:
             self._copies.refresh()
         with self.autocast():
             return self._encode(self.encoder.augment(observation))
 
-    def _encode_plainly(self, observation: dict[str, Tensor]) -> Tensor:
+    def _encode(self, observation: dict[str, Tensor]) -> Tensor:
         return self.encoder(observation).float()
 
     def step(self, state: ModelState, action: Float[Tensor, "batch action"]) -> SimulatedStep:
         with self.plan_autocast():
-            return SimulatedStep(*self._advance(state, action))
+            return self._advance(state, action)
 
-    def _advance_plainly(self, latent: Tensor, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _advance(self, latent: Tensor, action: Tensor) -> SimulatedStep:
         following, reward = self.model.step(latent, action)
         continuation = self.model.continuation(following)
-        return following.to(self._latent_dtype), self.model.reward_mean(reward), continuation
+        return SimulatedStep(following.to(latent.dtype), self.model.reward_mean(reward), continuation)
 
     def spread(self, state: ModelState, candidates: int, particles: int = 1) -> ModelState:
-        if not self._latent_width:
-            return super().spread(state, candidates, particles)
-        envs, size = state.shape
-        wide = state.new_empty(envs, candidates * particles, self._latent_width, dtype=self._latent_dtype)
-        words = torch.int64 if size % WORD == 0 else self._latent_dtype  # copied at a time
-        short = state.to(self._latent_dtype).view(words)
-        wide.view(words)[..., : short.shape[1]] = short[:, None]
-        wide[..., size:] = 0.0
-        return wide.flatten(0, 1)[:, :size]
-
-    def evaluate(
-        self, state: ModelState, actions: Float[Tensor, "batch horizon action"], discount: float = 1.0
-    ) -> Evaluation:
-        total, weight = torch.zeros_like(actions[:, 0, 0]), torch.ones_like(actions[:, 0, 0])
-        with self.plan_autocast():
-            for action in actions.unbind(1):
-                state, reward, continuation = self._advance(state, action)
-                total, weight = self._account(total, weight, reward, continuation, discount)
-        return Evaluation(total, weight, state)
+        state = state if self._copies is None else state.to(self._copies.dtype)
+        return super().spread(state, candidates, particles)
 
     def value(self, state: ModelState) -> Float[Tensor, " batch"]:
-        noise, pair = self.prior.draw_noise(state.shape[:1]), self.q.draw_pair()
+        noise, members = self.prior.draw_noise(state.shape[:1]), self.q.draw_pair()
         with self.plan_autocast():
-            return self._evaluate(state, noise, pair)
+            return self._value(state, noise, members)
 
-    def _evaluate_plainly(self, latent: Tensor, noise: Tensor, pair: Tensor) -> Tensor:
-        action = self._choose_plainly(latent, noise)
-        return reduce_pair(self.q.mean(self.q(latent, action, members=pair)), self.pair)
+    def _value(self, latent: Tensor, noise: Tensor, members: Int[Tensor, " 2"]) -> Tensor:
+        action = self.prior.sample(latent, noise)
+        return reduce_q(self.q.mean(self.q(latent, action, members=members)), self.q_reduction)
 
     def policy(self, state: ModelState) -> Float[Tensor, "batch action"]:
         noise = self.prior.draw_noise(state.shape[:1])
         with self.plan_autocast():
-            return self._choose(state, noise)
+            return self._sample(state, noise)
 
-    def _choose_plainly(self, latent: Tensor, noise: Tensor) -> Tensor:
-        return self._drawn(self.prior(latent), noise)
+    def _sample(self, latent: Tensor, noise: Tensor) -> Tensor:
+        return self.prior.sample(latent, noise)
+
+    def policy_logits(self, state: ModelState) -> Float[Tensor, "batch classes"]:
+        if not self.has_logits:
+            return super().policy_logits(state)
+        with self.plan_autocast():
+            return self.prior(state)
+
+    # Speed ------------------------------------------------------------------------------------------------------------
+
+    def compile_blocks(self, dtype: torch.dtype | None = None, kernels: Literal["auto", "off"] = "auto") -> None:
+        """Compile the methods that a plan calls many times, for any number of rows. The plain methods stay the
+        reference. It is done at the first `observe`: until then the modules may be changed.
+
+        `dtype`: plans are computed with copies of the weights of this type, which `observe` renews. Where every layer
+        of the copies has a kernel, they run without a compiler.
+        """
+        self._pending = partial(self._compile, dtype, kernels)
+
+    def _compile(self, dtype: torch.dtype | None, kernels: Literal["auto", "off"]) -> None:
+        self._encode = compile_block(self._encode, dynamic=True)  # type: ignore[method-assign]
+        if dtype is not None:
+            copies = self._copies = WorkingCopies(dtype, multiple=TENSOR_CORE_MULTIPLE)
+            self.model, self.prior, self.q = copies.add(self.model), copies.add(self.prior), copies.add(self.q)
+            device = next(self.model.parameters()).device
+            self.plan_autocast = lambda: torch.autocast(device.type, dtype)
+            parts = {"plan.model": self.model, "plan.policy": self.prior, "plan.q": self.q.online}
+            decisions = registry.enable(parts, device=device, dtype=dtype, mode=kernels)
+            if decisions and all(decision.reason is None for decision in decisions):
+                self.prior.drawn = compile_block(self.prior.drawn, dynamic=True)  # type: ignore[method-assign]
+                return
+        for name in ("_advance", "_value", "_sample"):
+            setattr(self, name, _with_whole_tensors(compile_block(getattr(self, name), dynamic=True)))
 
 
-def _on_plain(function: Callable[..., Result]) -> Callable[..., Result]:
+def _with_whole_tensors(function: Callable[..., Result]) -> Callable[..., Result]:
     """Called with contiguous tensors, no views of others: the compiler would make a version for each kind of view."""
 
     def call(*tensors: Tensor) -> Result:
@@ -147,6 +144,6 @@ def _on_plain(function: Callable[..., Result]) -> Callable[..., Result]:
     return call
 
 
-def reduce_pair(values: Float[Tensor, " 2 *rest"], how: Literal["mean", "min"]) -> Float[Tensor, "*rest"]:
-    """One value out of two."""
+def reduce_q(values: Float[Tensor, " 2 *rest"], how: QReduction) -> Float[Tensor, "*rest"]:
+    """The mean or the smaller of two values."""
     return values.mean(0) if how == "mean" else values.amin(0)

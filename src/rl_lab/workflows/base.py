@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.components.controllers.manager import RANDOM_ROLE
+from rl_lab.components.acting import Acts, AgentState, Mode, clear_memory
+from rl_lab.components.controller_manager import DISTILL_ROLE, RANDOM_ROLE
 from rl_lab.components.planners.base import Plan
 from rl_lab.metrics.values import Metrics
 from rl_lab.records import (
@@ -21,6 +22,7 @@ from rl_lab.records import (
     EpisodeSummary,
     Fields,
     FieldSpec,
+    Illustration,
     ImaginedRollout,
     Observation,
     RecordBlock,
@@ -28,12 +30,9 @@ from rl_lab.records import (
     VectorStep,
 )
 from rl_lab.simulation.simulator import ModelState
-from rl_lab.workflows.context import MetricsSink, PhaseView, WorkflowContext
+from rl_lab.workflows.context import MetricsSink, PhaseSteps, PhaseView, WorkflowContext
 from rl_lab.workflows.diagnosis import find_nonfinite
-from rl_lab.workflows.random_actions import RandomActions
-
-Mode = Literal["train", "eval"]
-AgentState = dict[str, Tensor]  # the agent's memory, environments first; zeros mean "no memory"
+from rl_lab.workflows.random_actions import RandomActions, legal_action
 
 
 class Workflow:
@@ -41,7 +40,12 @@ class Workflow:
 
     name: ClassVar[str]
     update_hooks: ClassVar[tuple[str, ...]] = ("update_world_model", "update_controller")  # hooks that take a batch
-    other_hooks: ClassVar[tuple[str, ...]] = ()  # further hooks of its own, called as hook(phase=…)
+    # Further hooks of its own, called as hook(phase=…): they return None, metrics or a HookResult.
+    other_hooks: ClassVar[tuple[str, ...]] = ()
+    named_hooks: ClassVar[tuple[str, ...]] = ("distill",)  # updates that run only in phases that name them
+
+    def check_phases(self, phases: Sequence[PhaseSteps]) -> None:
+        """Refuse a curriculum that this algorithm cannot follow, with a ConfigError, before anything is built."""
 
     def initialize(self, context: WorkflowContext) -> None:
         self.context = context
@@ -62,15 +66,13 @@ class Workflow:
         """Choose actions for a batch of environments. `train` explores; `eval` is greedy where there is a mode."""
         raise NotImplementedError(f"{type(self).__name__} does not act")
 
+    def explore(self, observation: Observation, state: AgentState, phase: PhaseView) -> tuple[np.ndarray, AgentState]:
+        """The actions of `collect`. A workflow may let the phase's `controller` choose another actor than its own."""
+        return self.act(observation, state, mode="train")
+
     def reset_state(self, state: AgentState, is_first: np.ndarray) -> AgentState:
         """Clear the memory of the environments that start an episode."""
-        if not state or not is_first.any():
-            return state
-        keep = torch.from_numpy(~is_first)
-        return {
-            name: value * keep.to(value.device, value.dtype).view(-1, *[1] * (value.ndim - 1))
-            for name, value in state.items()
-        }
+        return clear_memory(state, is_first)
 
     def record_specs(self) -> dict[str, FieldSpec]:
         """Fields that the workflow stores with each record beyond the standard ones."""
@@ -98,6 +100,11 @@ class Workflow:
         self._in_flight: np.ndarray | None = None  # the actions of a step that was sent and not received yet
         self._state = self.initial_state(len(initial.is_first))
         self._any_first = bool(initial.is_first.any())
+        self._acting_role: str | None = None  # of the controller that has this memory; None: the workflow itself
+
+    def who_acts(self, role: str | None) -> Acts:
+        """Who acts where a phase or an evaluation names this role: a controller that can, else the workflow."""
+        return self.context.controllers.acting(role) or self
 
     def collect_step(self, step: int, *, phase: PhaseView) -> CollectResult | None:
         """One decision in every environment; returns the records that it completed.
@@ -135,17 +142,29 @@ class Workflow:
         current, names = self._current, self._field_names
         fields = {names[key]: value for key, value in current.observation.items()}
         if phase.controller_role == RANDOM_ROLE:
-            action = self._random_actions.draw()
-            self._state = self.initial_state(len(current.is_first))
+            action = legal_action(self._random_actions.draw(), current.observation, self.context.action_spec)
+            self._acting_role, self._state = None, self.initial_state(len(current.is_first))
         else:
-            state = self.reset_state(self._state, current.is_first) if self._any_first else self._state
-            action, self._state = self.act(current.observation, state, mode="train")
-            if self._state:  # what is stored beyond the standard fields comes from the memory
+            actor = self._take_over(phase.controller_role)
+            state = actor.reset_state(self._state, current.is_first) if self._any_first else self._state
+            if actor is self:
+                action, self._state = self.explore(current.observation, state, phase)
+            else:
+                action, self._state = actor.act(current.observation, state, mode="train")
+            if self._state and actor is self:  # what is stored beyond the standard fields comes from the memory
                 fields.update(self.record_fields(self._state))
         fields["action"], fields["reward"], fields["is_first"] = action, current.reward, current.is_first
         fields["is_last"] = fields["is_terminal"] = self._no_flags
         result.blocks.append(RecordBlock(fields))
         return action
+
+    def _take_over(self, role: str | None) -> Acts:
+        """Who acts now. Somebody else than before begins without memory."""
+        actor = self.who_acts(role)
+        acting_role = None if actor is self else role
+        if acting_role != self._acting_role:
+            self._acting_role, self._state = acting_role, actor.initial_state(len(self._current.is_first))
+        return actor
 
     def _receive(self, result: CollectResult) -> None:
         assert self.context.train_envs is not None
@@ -178,18 +197,22 @@ class Workflow:
 
     def random_action(self) -> np.ndarray:
         """Uniform actions for the training environments, from the run's own random stream."""
-        return self._random_actions.draw()
+        return legal_action(self._random_actions.draw(), self._current.observation, self.context.action_spec)
 
     # Learning ---------------------------------------------------------------------------------------------------------
 
     @property
     def updates_per_env_step(self) -> float:
-        """How often the updates run where the phases do not say."""
+        """Updates per env step where the phases do not say."""
         return 1.0
 
     def batch_spec(self) -> BatchSpec | None:
         """The batches that the updates take."""
         return None
+
+    def phase_batch_spec(self, phase: PhaseView) -> BatchSpec | None:
+        """The batches of one phase, where its options decide what is trained."""
+        return self.batch_spec() or self.context.controllers.batch_spec(str(self.context.device))
 
     def update_world_model(self, batch: SequenceBatch, *, phase: PhaseView) -> Metrics:
         raise NotImplementedError(f"{type(self).__name__} has no update_world_model")
@@ -197,13 +220,26 @@ class Workflow:
     def update_controller(self, batch: SequenceBatch, *, phase: PhaseView) -> Metrics:
         raise NotImplementedError(f"{type(self).__name__} has no update_controller")
 
+    def distill(self, batch: Batch, *, phase: PhaseView) -> Metrics:
+        """One gradient step of the controller in the role `distill_target` towards the actions of the batch."""
+        return self._teach(DISTILL_ROLE, batch, phase)
+
+    def _teach(self, role: str, batch: Batch, phase: PhaseView) -> Metrics:
+        """One gradient step of a controller that learns by itself."""
+        source = self.context.data_sources.get(phase.data_source or "")
+        return self.context.controllers.learn(role, batch, source.statistics if source is not None else None)
+
     def imagine(self, batch: SequenceBatch, *, context: int) -> ImaginedRollout:
         """Observe the first `context` records of each sequence, then predict the others from their actions alone."""
         raise NotImplementedError(f"{type(self).__name__} has no model to imagine with")
 
+    def illustrate(self, batch: SequenceBatch) -> list[Illustration]:
+        """Further pictures of the model, from sequences of held-out episodes."""
+        return []
+
     def plan(self, observation: Observation, state: AgentState) -> tuple[Plan, ModelState]:
-        """Where actions are planned: what `act` would do now, what else was considered, and the model state it began
-        in."""
+        """For workflows that plan: the plan that `act` would follow now, with its candidates, and the model state it
+        starts from."""
         raise NotImplementedError(f"{type(self).__name__} does not plan")
 
     def plan_phase(self, step: int) -> str | None:
@@ -221,30 +257,35 @@ class Workflow:
         """Say which loss and which tensor was the first to be NaN or infinite."""
         return find_nonfinite(self, batch)
 
+    def close(self) -> None:
+        """Release what the workflow took from the context for itself (`make_envs`)."""
+
     # Saving -----------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> dict[str, Any]:
-        """What the components, controllers, optimisers and data sources do not hold. Plain values and tensors only."""
+    def state_dict(self) -> dict[str, Any]:
+        """State beyond that of components, controllers, optimisers and data sources. Plain values and tensors only."""
         if not hasattr(self, "_state"):
             return {}
         return {
             "agent": dict(self._state),
+            "acting_role": self._acting_role,
             "episode_return": torch.from_numpy(self._episode_return.copy()),
             "decisions": self._decisions,
             "episode_start": torch.from_numpy(self._episode_start.copy()),
-            "random_actions": self._random_actions.get_state(),
+            "random_actions": self._random_actions.state_dict(),
             "in_flight": None if self._in_flight is None else torch.from_numpy(self._in_flight.copy()),
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restore `get_state`, after `restart` with the step that the environments stand at."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict`, after `restart` with the step that the environments stand at."""
         if not state or not hasattr(self, "_state"):
             return
         self._state = {name: value.to(self.context.device) for name, value in state["agent"].items()}
+        self._acting_role = state["acting_role"]
         self._any_first = bool(self._current.is_first.any())
         self._episode_return = state["episode_return"].numpy().copy()
         self._decisions, self._episode_start = state["decisions"], state["episode_start"].numpy().copy()
-        self._random_actions.set_state(state["random_actions"])
+        self._random_actions.load_state_dict(state["random_actions"])
         if state.get("in_flight") is not None:  # the environments stand before this step: they take it again
             assert self.context.train_envs is not None
             self._in_flight = state["in_flight"].numpy().copy()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.controller_manager import ControllerManager
 from rl_lab.data_sources.base import DataSource
 from rl_lab.environments.base import VectorEnv
 from rl_lab.errors import ConfigError, nearest
+from rl_lab.metrics.values import Metrics
 from rl_lab.records import VectorStep
 from rl_lab.simulation.service import SimulatorService
 from rl_lab.specs import ActionSpec, ObservationSpec
@@ -20,21 +22,49 @@ from rl_lab.specs import ActionSpec, ObservationSpec
 Part = TypeVar("Part")
 
 
+class EnvsFactory(Protocol):
+    """Makes further environments of the run's task, with held-out seeds or with those that `reset` is given."""
+
+    def __call__(self, *, num_envs: int) -> VectorEnv: ...
+
+
 class MetricsSink(Protocol):
-    """Where a workflow may write values outside the returned metrics (`log_metrics`)."""
+    """Takes values that a workflow writes outside the returned metrics (`log_metrics`)."""
 
     def scalar(self, name: str, value: float) -> None: ...
 
 
 @dataclass(frozen=True)
 class PhaseView:
-    """What a workflow may know of the running phase."""
+    """The facts about the running phase that a workflow may know."""
 
     name: str
     type: str
     data_source: str | None = None
     controller_role: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PhaseSteps:
+    """The facts about a phase that a workflow may know before the run: its place, its hooks in order and its
+    options."""
+
+    place: str  # training.phases[2]
+    name: str
+    hooks: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HookResult:
+    """The result of a workflow's own hook where bare metrics do not say enough."""
+
+    metrics: Metrics = field(default_factory=dict)  # logged under workflow/
+    env_steps: int = 0  # decisions that it took in environments of its own
+    updates: int = 0
+    finished: bool = True  # False: a part of the work is done, the rest follows in the next call
+    log: bool = False  # write a row of metrics now
 
 
 @dataclass(frozen=True)
@@ -53,11 +83,13 @@ class WorkflowContext:
     train_envs: VectorEnv | None = None  # None where a run is only loaded to act
     eval_envs: VectorEnv | None = None
     initial: VectorStep | None = None  # the first step of the training environments
+    make_envs: EnvsFactory | None = None  # None where a run is only loaded to act
     simulator: SimulatorService = field(default_factory=SimulatorService)  # the workflow attaches its model
     checkpoints: Any = None  # orchestration.CheckpointManager
     metrics: MetricsSink | None = None
     global_step: int = 0
     compile: bool = False  # training.compile resolved against the device
+    kernels: Literal["auto", "off"] = "auto"  # training.kernels
     overlap: bool = False  # the training environments step while updates run (training.overlap)
     autocast_dtype: torch.dtype | None = None  # bf16 compute on CUDA, None: float32
 
@@ -77,11 +109,11 @@ class WorkflowContext:
         """Scale gradients down to a global norm; returns the norm before, on the device."""
         return nn.utils.clip_grad_norm_(parameters, max_norm)
 
-    def autocast(self) -> torch.autocast:
-        """Mixed precision as configured; parameters stay float32."""
-        return torch.autocast(
-            self.device.type, self.autocast_dtype or torch.bfloat16, enabled=self.autocast_dtype is not None
-        )
+    @property
+    def autocast(self) -> Callable[[], torch.autocast]:
+        """`with context.autocast():` is mixed precision as configured; parameters stay float32."""
+        dtype = self.autocast_dtype or torch.bfloat16
+        return partial(torch.autocast, self.device.type, dtype, enabled=self.autocast_dtype is not None)
 
 
 def _checked(place: str, part: Any, kind: type[Part], known: Iterable[str]) -> Part:

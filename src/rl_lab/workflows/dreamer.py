@@ -1,68 +1,73 @@
-"""What the Dreamers share: a world model learns from replayed sequences, an actor and a critic in its dreams.
+"""The parts that all Dreamers share: a world model learns from replayed sequences, an actor and a critic in its dreams.
 
-An update computes every loss, then makes one backward pass and steps the optimisers: stop-gradients decide who learns
-what, so it does not matter whether one optimiser has all parameters or each part one of its own. Shapes are static and
-nothing waits for the device, so that the whole update can be captured as a CUDA graph.
+Each version's losses stand in its own file. Stop-gradients decide which part learns from which term, so that one
+optimiser may hold all parameters or each part have one of its own.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
 
-from rl_lab.components.behaviours import ActorCritic, BehaviourRules, Learned
-from rl_lab.components.behaviours.actor_critic import Gradient
-from rl_lab.components.controllers.actors import Actor
-from rl_lab.components.controllers.critics import Critic
+from rl_lab.components.actors.dreamer import Actor
+from rl_lab.components.critics.dreamer import Critic
 from rl_lab.components.planners.base import Planner
-from rl_lab.components.predictors import ContinuePredictor
-from rl_lab.components.representation_learners.base import LatentState
-from rl_lab.errors import ConfigError, nearest
+from rl_lab.components.world_models.base import Dream, LatentState
+from rl_lab.errors import ConfigError
+from rl_lab.kernels.dreams import CopiedDream, DeferredDream
+from rl_lab.kernels.graphs import Branch, GradientCut
 from rl_lab.metrics.values import TensorMetrics
-from rl_lab.nn.capture import Branch, CapturedStep, GradientCut, Rehearsal, compile_block
-from rl_lab.nn.fusion import fused
-from rl_lab.nn.host_threads import only_small, rows_shared
-from rl_lab.nn.normalizers import ReturnNormalizer
+from rl_lab.nn.optimizers import Stepper
 from rl_lab.records import SequenceBatch
-from rl_lab.simulation.latent import LatentSimulator
+from rl_lab.simulation.rssm import RSSMSimulator
 from rl_lab.workflows.base import Mode
 from rl_lab.workflows.context import PhaseView, WorkflowContext
-from rl_lab.workflows.latent import DECODED, PROBE_SCALE, LatentWorkflow, Replayed
+from rl_lab.workflows.world_model import DECODED, Filtered, Losses, Replayed, WorldModelWorkflow
 
-Losses = dict[str, Tensor]
+Gradient = Literal["reinforce", "dynamics", "mixed"]
 GradientChoice = Gradient | Literal["auto"]  # auto: reinforce for discrete actions, dynamics for continuous ones
 
 
-@runtime_checkable
-class CapturableOptimizer(Protocol):
-    """An optimiser that never waits for the device and leaves out an update whose loss or gradient is not finite."""
+class Predictions(NamedTuple):
+    """Predicted reward, discount and values of imagined states, [H + 1, starts] each."""
 
-    def zero_grad(self, set_to_none: bool = True) -> None: ...
-
-    def step(self, *, loss: Tensor) -> Any: ...
-
-    def metrics(self) -> dict[str, Tensor]: ...
-
-    def state_tensors(self) -> list[Tensor]: ...
+    reward: Tensor  # on arriving at the state
+    discount: Tensor  # γ while the episode goes on, 0 where it has ended
+    value: Tensor  # that stands in returns and baselines
+    slow_value: Tensor | None  # the slow critic's, where it is needed
 
 
-class Dreamer(LatentWorkflow):
-    """A version adds its settings, its form of the KL terms, and the rules of its behaviour.
+class Behaviour(NamedTuple):
+    """The losses of actor (`policy`) and critic (`value`), and what replayed states can learn from their dreams."""
 
-    With `controllers.planner` an evaluation plans in the world model, with the actor's ideas and the critic's values
-    where the planner wants them. Data is collected, and dreams are dreamt, by the actor as ever.
+    losses: Losses
+    returns: Float[Tensor, " starts"]  # of the first state that has one
+    slow_value: Float[Tensor, " starts"] | None
+    metrics: dict[str, Tensor]
+
+
+class Dreamer(WorldModelWorkflow):
+    """A version adds `world_model_losses` and `behaviour_losses`, as its paper has them.
+
+    With `controllers.planner` an evaluation plans in the world model, with the actor's proposals and the critic's
+    values where the planner wants them. Data is collected, and dreams are dreamt, by the actor all the same.
     """
 
-    update_hooks = ("update",)
+    update_hooks = ("update", "update_world_model", "update_controller")
+    named_hooks = ("distill", "clone")
     captures_acting = True
-    pieces: ClassVar[tuple[str, ...]] = ("_encode", "_prediction_losses")  # methods to compile
-    default_scales: ClassVar[Mapping[str, float]]  # of all loss terms
+    compiled_pieces: ClassVar[Mapping[str, str]] = {
+        "encode": "DreamerCNN.forward", "world_model_losses": "DreamerCNNDecoder.image_loss", "predictions": "",
+        "value_logits": "MLP.forward", "policy_params": "MLP.forward",
+    }  # fmt: skip
+    target_critic: ClassVar[Literal["fast", "slow"]] = "fast"  # whose values stand in returns and baselines
+    value_includes_reward: ClassVar[bool] = False  # whether V(s) begins with the reward of s itself
 
     def __init__(
         self,
@@ -71,93 +76,63 @@ class Dreamer(LatentWorkflow):
         sequence_length: int,
         train_ratio: float,
         stored_latents: bool,
-        discount: float,
-        loss_scales: Mapping[str, float] | None,
+        horizon: int,
+        lambda_: float,
+        free_nats: float,
+        model_first: bool,
+        loss_scales: Mapping[str, float],
     ) -> None:
         super().__init__(
             batch_size=batch_size, sequence_length=sequence_length, train_ratio=train_ratio,
-            stored_latents=stored_latents,
+            stored_latents=stored_latents, loss_scales=loss_scales,
         )  # fmt: skip
-        self.discount = discount
-        default_scales = {**self.default_scales, "probe": PROBE_SCALE}
-        for name in loss_scales or {}:
-            if name not in default_scales:
-                raise ConfigError(f"loss_scales.{name}: there is no such loss.{nearest(name, default_scales)}")
-        self.loss_scales = default_scales | dict(loss_scales or {})
+        if horizon < 2:
+            raise ConfigError(f"horizon={horizon}: a dream needs at least two steps.")
+        self.horizon, self.lambda_, self.free_nats, self.model_first = horizon, lambda_, free_nats, model_first
+        self.gradient: Gradient = "dynamics"
+        self.discount = 1.0
 
-    @abstractmethod
-    def behaviour_rules(self) -> BehaviourRules:
-        """How actor and critic learn in dreams."""
+    def _bind_context(self, context: WorkflowContext) -> None:
+        super()._bind_context(context)
+        self.actor = context.controller("policy", Actor)
+        self.critic = context.controller("critic", Critic)
+        if self.model_first and type(self).losses is not Dreamer.losses:
+            raise ConfigError(
+                f"{type(self).__name__} overrides losses(), which model_first=true never calls: the model has made its "
+                "step before it dreams. Override world_model_losses, behaviour_losses or replay_losses, or set "
+                "workflow.model_first=false."
+            )
+        if self.needs_slow_critic and self.critic.slow is None:
+            raise ConfigError("The critic has no slow copy, and this workflow needs one. Give it a slow_rate.")
+        if self.continuation is not None:
+            self.discount = self.continuation.discount
+        self.model = RSSMSimulator(
+            rssm=self.rssm, reward=self.reward, action_size=self.codec.encoded_size, encode=self._embed,
+            continuation=self.continuation, value=lambda features: self.critic.mean(self.critic(features)),
+            value_includes_reward=self.value_includes_reward, discount=self.discount,
+            policy=lambda features: self.actor.distribution(self.actor(features)).sample().clamp(-1.0, 1.0),
+            logits=self.actor if len(context.action_spec.classes) == 1 else None,
+        )  # fmt: skip
+        context.simulator.attach(self.model)
+        if "planner" in context.controllers:
+            self.planner = context.controller("planner", Planner)
+            self.planner.attach(context.simulator)
+        model, behaviour = context.components.values(), (self.actor, self.critic)
+        self.optimizers = Stepper(context.optimizers, {"world_model": model, "behaviour": behaviour})
+        self._filtered: tuple[SequenceBatch, LatentState] | None = None  # of the last `update_world_model`
+        self._dreams: CopiedDream | DeferredDream | None = None
+        self._branch: Branch | None = None
+        if context.compile:
+            self._compile()
 
     def _gradient(self, choice: GradientChoice) -> Gradient:
         if choice != "auto":
             return choice
         return "reinforce" if self.context.action_spec.kind == "discrete" else "dynamics"
 
-    @abstractmethod
-    def divergence_losses(self, posterior: Any, prior: Any) -> tuple[Losses, Tensor]:
-        """The terms that hold prior and posterior together, and the plain KL(posterior || prior) of each record."""
-
-    def _bind_context(self, context: WorkflowContext) -> None:
-        super()._bind_context(context)
-        self.actor = context.controller("policy", Actor)
-        self.critic = context.controller("critic", Critic)
-        self.continuation: ContinuePredictor | None = None
-        if "continue" in context.components:
-            self.continuation = context.component("continue", ContinuePredictor)
-            self.discount = self.continuation.discount
-        return_scale = None
-        if "return_normalizer" in context.components:
-            return_scale = context.component("return_normalizer", ReturnNormalizer)
-        self.behaviour = ActorCritic(
-            self.behaviour_rules(), rssm=self.rssm, reward=self.reward, continuation=self.continuation,
-            discount=self.discount, actor=self.actor, critic=self.critic, return_scale=return_scale,
-        )  # fmt: skip
-        self.model = LatentSimulator(
-            rssm=self.rssm, reward=self.reward, action_size=self.codec.encoded_size, encode=self._embed,
-            continuation=self.continuation, value=lambda features: self.critic.mean(self.critic(features)),
-            policy=lambda features: self.actor.distribution(self.actor(features)).sample().clamp(-1.0, 1.0),
-        )  # fmt: skip
-        context.simulator.attach(self.model)
-        if "planner" in context.controllers:
-            self.planner = context.controller("planner", Planner)
-            self.planner.attach(context.simulator)
-        # There are none where the run is only loaded to act.
-        self.optimizers: dict[str, CapturableOptimizer] = {
-            name: context.optimizer(name, CapturableOptimizer) for name in context.optimizers
-        }
-        shares_rows = self.rssm.shares_rows and only_small([self.rssm, self.encoder, self.decoder, self.critic])
-        self._sharing: Callable[[], AbstractContextManager] = rows_shared if shares_rows else nullcontext
-        self._metric_names: tuple[str, ...] = ()
-        self._branch: Branch | None = None
-        self._step: Callable[[dict[str, Tensor]], dict[str, Tensor]] = self._train_step
-        if context.compile:
-            self._compile()
-
-    def _compile(self) -> None:
-        """Compiled pieces inside one captured CUDA graph. The plain methods stay the reference."""
-        dtype = self.context.autocast_dtype or torch.float32
-        self.behaviour.compile_pieces(dtype)  # first: it may copy the model
-        self.rssm.compile_steps(dtype)
-        pieces, kernels = list(self.pieces), [partial(self.rssm.rehearse, self.batch_size, dtype)]
-        if (encoder := fused(self.encoder)) is not None:
-            pieces.remove("_encode")
-            kernels.append(partial(encoder.rehearse, dtype))
-        if (decoder := fused(self.decoder)) is not None:
-            pieces[pieces.index("_prediction_losses")] = "_state_losses"
-            kernels.append(partial(decoder.rehearse, dtype))
-            predictors = (self.rssm, self.reward, self.continuation)
-            if not all(predictor is None or predictor.fuse() for predictor in predictors):
-                pieces.append("_predict")
-        for name in pieces:
-            setattr(self, name, compile_block(getattr(self, name)))
-        if self.context.device.type == "cuda":
-            self._branch = Branch()
-        self._step = CapturedStep(self._train_step, self._changing_tensors, rehearsal=Rehearsal(kernels))
-
-    def _changing_tensors(self) -> list[Tensor]:
-        states = [tensor for optimizer in self.optimizers.values() for tensor in optimizer.state_tensors()]
-        return self._model_tensors() + states
+    @property
+    def needs_slow_critic(self) -> bool:
+        return self.target_critic == "slow"
 
     def _act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
         if self.planner is None or mode == "train":
@@ -170,148 +145,242 @@ class Dreamer(LatentWorkflow):
         distribution = self.actor.distribution(self.actor(latent.features))
         return distribution.sample() if mode == "train" else distribution.mode()
 
-    # One update -------------------------------------------------------------------------------------------------------
+    # Updates ----------------------------------------------------------------------------------------------------------
 
     def update(self, batch: SequenceBatch, *, phase: PhaseView) -> TensorMetrics:
-        """One gradient step on everything; fresh latents go back into the replay, where it keeps them."""
-        with self._sharing():
-            outputs = self._step(self._inputs(batch))
-        self._write_latents(batch, outputs, phase)
-        return TensorMetrics(self._metric_names, outputs["metrics"])
+        """One gradient step on everything. With `model_first` the model has made its step before it dreams."""
+        outputs = self._train_step("update")(self._inputs(batch))
+        return self._finish("update", batch, outputs, phase)
 
-    def _train_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        for optimizer in self.optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
-        if self._branch is None:
-            total, losses, states, metrics = self._learn(inputs)
-        else:
-            total, losses, states, metrics = self._learn_side_by_side(inputs, self._branch)
-        for optimizer in self.optimizers.values():
-            optimizer.step(loss=total)
-        self.critic.update_slow()
-        metrics |= {f"loss/{name}": loss for name, loss in losses.items()} | {"loss/total": total}
-        for name, optimizer in self.optimizers.items():
-            prefix = f"optimizer/{name}_" if len(self.optimizers) > 1 else "optimizer/"
-            metrics |= {prefix + key: value for key, value in optimizer.metrics().items()}
-        packed = TensorMetrics.pack(metrics)
-        self._metric_names = packed.names
-        latents = self.rssm.to_stored(states.detach()) if self.latent_specs else {}
-        return latents | {"metrics": packed.values_vector}
+    def update_world_model(self, batch: SequenceBatch, *, phase: PhaseView) -> TensorMetrics:
+        """One gradient step on the model's losses alone."""
+        outputs = self._train_step("update_world_model")(self._inputs(batch))
+        self._filtered = batch, LatentState(outputs["deter"], outputs["stoch"], outputs.get("memory"))
+        return self._finish("update_world_model", batch, outputs, phase)
 
-    def _total(self, losses: Losses) -> Tensor:
-        with self.context.autocast():
-            return torch.stack([self.loss_scales[name] * loss for name, loss in losses.items()]).sum()
+    def update_controller(self, batch: SequenceBatch, *, phase: PhaseView) -> TensorMetrics:
+        """One gradient step of actor and critic; the model stays as it is.
 
-    def _learn(self, inputs: dict[str, Tensor]) -> tuple[Tensor, Losses, LatentState, dict[str, Tensor]]:
-        """The sum of all losses, whose gradients are there afterwards, and what `losses` gives."""
-        with self.context.autocast():
-            losses, states, metrics = self.losses(self._replayed(inputs))
-        total = self._total(losses)
-        total.backward()
-        return total, losses, states, metrics
-
-    def _learn_side_by_side(
-        self, inputs: dict[str, Tensor], branch: Branch
-    ) -> tuple[Tensor, Losses, LatentState, dict[str, Tensor]]:
-        """The same on a GPU, with the behaviour beside the model: both are mostly small kernels, one after another, and
-        leave room for each other.
-
-        The model's gradient waits at its states until all that is computed from them has had its backward pass.
+        Where `update_world_model` has just seen this batch, dreams start from the states that it found.
         """
-        with self.context.autocast():
-            data = self._replayed(inputs)
-            embed, states, posterior_params = self._filter(data)
-        branch.fork()
-        cut = GradientCut(states.deter, states.stoch, posterior_params, embed)
-        deter, stoch, own_params, own_embed = cut.leaves
-        own_states = LatentState(deter, stoch, states.memory)
-        with self.context.autocast():
-            losses, metrics = self._prediction_losses(own_states, own_params, own_embed, data)
-        self._total(losses).backward()
-        with branch, self.context.autocast():
-            learned = self.learn_behaviour(states.detach(), data)
-        further: Losses = {}
-        if self.learns_from_returns:
-            branch.join()
-            with self.context.autocast():
-                further = self.return_losses(own_states, data, learned)
-            self._total(further).backward()
-            branch.fork()  # the critic has gradients of both sides
-        with branch:
-            self._total(learned.losses).backward()
-        cut.backward()
-        branch.join()
-        losses |= learned.losses | further
-        return self._total(losses), losses, states, metrics | learned.metrics
+        known = self._filtered is not None and self._filtered[0] is batch
+        states = self._filtered[1]._asdict() if known and self._filtered is not None else {}
+        further = {name: value for name, value in states.items() if value is not None}
+        name = "update_controller" if known else "update_controller_alone"
+        outputs = self._train_step(name)(self._inputs(batch) | further)
+        return self._finish("update_controller", batch, outputs, phase)
 
-    def batch_losses(self, batch: SequenceBatch) -> Losses:
-        with self.context.autocast():
-            return self.losses(self._replayed(self._inputs(batch)))[0]
+    def clone(self, batch: SequenceBatch, *, phase: PhaseView) -> TensorMetrics:
+        """One gradient step of the actor towards the actions of a dataset, -ln π(a | s) in posterior states of the
+        model, which stays as it is: behaviour cloning. An episode's last record has no action."""
+        data = self._replayed(self._inputs(batch))
+        with torch.no_grad(), self.autocast():
+            features = self.filter(data).states.features
+        action = self.codec.encode(batch.action[:, batch.action.shape[1] - features.shape[1] :])
+        self.optimizers.zero_grad()
+        with self.autocast():
+            log_prob = self.actor.distribution(self.actor(features)).log_prob(action)
+        decided = (~data.is_last).float()
+        loss = -(decided * log_prob).sum() / decided.sum().clamp(min=1.0)
+        loss.backward()
+        self.optimizers.step(loss, "behaviour")
+        return TensorMetrics.pack({"loss/clone": loss} | self.optimizers.metrics())
+
+    def _update_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        data = self._replayed(inputs)
+        if self.model_first:
+            losses, states, metrics = self._fit_world_model(data)
+            own_losses, own_metrics = self._fit_behaviour(states, data)
+            losses, metrics = losses | own_losses, metrics | own_metrics
+        else:
+            self.optimizers.zero_grad()
+            if self._branch is not None and getattr(self.losses, "__func__", None) is Dreamer.losses:
+                total, losses, states, metrics = self._learn_side_by_side(data, self._branch)
+            else:
+                with self.autocast():
+                    losses, states, metrics = self.losses(data)
+                total = self.total(losses)
+                total.backward()
+            self.optimizers.step(total)
+        self.critic.update_slow()
+        metrics |= {f"loss/{name}": loss for name, loss in losses.items()} | {"loss/total": self.total(losses)}
+        return self._outputs("update", states, metrics | self.optimizers.metrics())
+
+    def _update_world_model_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        losses, states, metrics = self._fit_world_model(self._replayed(inputs))
+        metrics |= {f"loss/{name}": loss for name, loss in losses.items()}
+        outputs = self._outputs("update_world_model", states, metrics | self.optimizers.metrics())
+        return outputs | {name: part for name, part in states._asdict().items() if part is not None}
+
+    def _update_controller_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        states = LatentState(inputs["deter"], inputs["stoch"], inputs.get("memory"))
+        return self._behaviour_step(states, self._replayed(inputs))
+
+    def _update_controller_alone_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        data = self._replayed(inputs)
+        with torch.no_grad(), self.autocast():
+            states = self.filter(data).states
+        return self._behaviour_step(states, data)
+
+    def _behaviour_step(self, states: LatentState, data: Replayed) -> dict[str, Tensor]:
+        losses, metrics = self._fit_behaviour(states, data)
+        self.critic.update_slow()
+        metrics |= {f"loss/{name}": loss for name, loss in losses.items()}
+        return self._outputs("update_controller", states, metrics | self.optimizers.metrics())
+
+    def _fit_world_model(self, data: Replayed) -> tuple[Losses, LatentState, dict[str, Tensor]]:
+        self.optimizers.zero_grad()
+        with self.autocast():
+            filtered = self.filter(data)
+            losses, metrics = self.world_model_losses(filtered, data)
+        total = self.total(losses)
+        total.backward()
+        self.optimizers.step(total, "world_model")
+        return losses, filtered.states.detach(), metrics
+
+    def _fit_behaviour(self, states: LatentState, data: Replayed) -> tuple[Losses, dict[str, Tensor]]:
+        self.optimizers.zero_grad()
+        states = states.detach()
+        with self.autocast():
+            behaviour = self.behaviour_losses(states, data)
+            losses = behaviour.losses | self.replay_losses(states, data, behaviour)
+        total = self.total(losses)
+        total.backward()
+        self.optimizers.step(total, "behaviour")
+        return losses, behaviour.metrics
 
     def losses(self, data: Replayed) -> tuple[Losses, LatentState, dict[str, Tensor]]:
         """Every loss term, unscaled; the posterior states; values to watch."""
-        losses, states, metrics = self.world_model_losses(data)
-        learned = self.learn_behaviour(states, data)
-        losses |= learned.losses | self.return_losses(states, data, learned)
-        return losses, states, metrics | learned.metrics
+        filtered = self.filter(data)
+        losses, metrics = self.world_model_losses(filtered, data)
+        behaviour = self.behaviour_losses(filtered.states, data)
+        losses |= behaviour.losses | self.replay_losses(filtered.states, data, behaviour)
+        return losses, filtered.states, metrics | behaviour.metrics
 
-    @property
-    def learns_from_returns(self) -> bool:
-        """Whether there are `return_losses`."""
-        return False
+    @abstractmethod
+    def behaviour_losses(self, states: LatentState, data: Replayed) -> Behaviour:
+        """Actor and critic on dreams from every replayed state. No gradient reaches the world model."""
 
-    def return_losses(self, states: LatentState, data: Replayed, learned: Learned) -> Losses:
-        """What replayed states learn from the dreams that start in them."""
+    def replay_losses(self, states: LatentState, data: Replayed, behaviour: Behaviour) -> Losses:
+        """Losses of replayed states by the returns of the dreams that start in them."""
         return {}
 
-    # The world model --------------------------------------------------------------------------------------------------
+    # Dreams -----------------------------------------------------------------------------------------------------------
 
-    def world_model_losses(self, data: Replayed) -> tuple[Losses, LatentState, dict[str, Tensor]]:
-        """Prediction and divergence terms over replayed sequences."""
-        embed, states, posterior_params = self._filter(data)
-        losses, metrics = self._prediction_losses(states, posterior_params, embed, data)
-        return losses, states, metrics
+    def imagining(self) -> AbstractContextManager:
+        """REINFORCE needs no gradient of the dream; else it flows through the model, whose parameters get none."""
+        if self.gradient == "reinforce":
+            return torch.no_grad()
+        parts = [self.rssm, self.reward, self.critic, *([] if self.continuation is None else [self.continuation])]
+        return frozen(*parts)
 
-    def _filter(self, data: Replayed) -> tuple[Tensor, LatentState, Tensor]:
-        """What was seen, the posterior states, and the parameters of their distributions."""
-        embed = self._encode(data.observation)
-        return embed, *self.rssm.observe(embed, data.prev_action, data.is_first, data.initial)
+    def dream(self, start: LatentState) -> Dream:
+        """States s_0 … s_H from the prior, and actions a_t ~ π(· | s_t), which see s_t without its gradient."""
+        lead, device = (self.horizon, start.deter.shape[0]), start.deter.device
+        noise, action_noise = self.rssm.draw_noise(lead, device), self.actor.draw_noise(lead, device)
+        if self._dreams is not None and self._dreams.holds():
+            with self.imagining():
+                return self._dreams(start, noise, action_noise)
+        if self.gradient == "reinforce" and not self.context.compile:
+            with torch.inference_mode():  # a tenth less time for small operations than without gradients alone
+                dream = self.rssm.imagine(start, self._policy, latent_noise=noise, action_noise=action_noise)
+            return dream.clone()
+        with self.imagining():
+            return self.rssm.imagine(start, self._policy, latent_noise=noise, action_noise=action_noise)
 
-    def _encode(self, observation: dict[str, Tensor]) -> Tensor:
-        return self.encoder(observation)
+    def _policy(self, features: Tensor, noise: Tensor) -> Tensor:
+        return self.actor.distribution(self.actor(features.detach())).sample(noise)
 
-    def _prediction_losses(
-        self, states: LatentState, posterior_params: Tensor, embed: Tensor, data: Replayed
-    ) -> tuple[Losses, dict[str, Tensor]]:
-        """What the states must explain: the observation, the reward, the episode's end, and each other."""
-        losses, metrics = self._observation_losses(states, embed, data.observation)
-        further_losses, further_metrics = self._state_losses(
-            posterior_params, *self._predict(states), data.reward, data.is_terminal
-        )
-        return losses | further_losses, metrics | further_metrics
+    def predictions(self, features: Float[Tensor, "states starts size"], value_logits: Tensor) -> Predictions:
+        """Reward, discount and value of imagined states. `value_logits` are the critic's outputs there, constants.
 
-    def _predict(self, states: LatentState) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The prior's parameters, and the predictors' outputs for reward and continuation."""
-        features = states.features
-        continuation = None if self.continuation is None else self.continuation(features)
-        return self.rssm.prior(states.deter), self.reward(features), continuation
+        Where the actor learns through the dynamics, the values have a gradient by the features.
+        """
+        reward = self.reward.mean(self.reward(features))
+        if self.continuation is None:
+            discount = torch.full_like(reward, self.discount)
+        else:
+            discount = self.continuation.mean(self.continuation(features))
+        slow_value = self.critic.slow_mean(features) if self.needs_slow_critic else None
+        if self.target_critic == "slow" and slow_value is not None:
+            value = slow_value
+        else:
+            value = self.critic.mean(value_logits if self.gradient == "reinforce" else self.critic(features))
+        return Predictions(reward, discount, value, slow_value)
 
-    def _state_losses(
-        self, posterior_params: Tensor, prior_params: Tensor, reward_output: Tensor,
-        continue_output: Tensor | None, reward: Tensor, is_terminal: Tensor,
-    ) -> tuple[Losses, dict[str, Tensor]]:  # fmt: skip
-        """All of it but the observation."""
-        posterior, prior = self.rssm.distribution(posterior_params), self.rssm.distribution(prior_params)
-        divergences, kl = self.divergence_losses(posterior, prior)
-        losses = {"reward": self.reward.loss(reward_output, reward).mean()}
-        if self.continuation is not None and continue_output is not None:
-            losses["continue"] = self.continuation.loss(continue_output, is_terminal).mean()
-        metrics = {"latent/kl": kl.mean(), "latent/prior_entropy": self.rssm.entropy(prior).mean()}
-        metrics |= {"latent/posterior_entropy": self.rssm.entropy(posterior).mean()}
-        return losses | divergences, metrics
+    def value_logits(self, features: Tensor) -> Tensor:
+        return self.critic(features)
 
-    # The behaviour ----------------------------------------------------------------------------------------------------
+    def policy_params(self, features: Tensor) -> Tensor:
+        return self.actor(features)
 
-    def learn_behaviour(self, states: LatentState, data: Replayed) -> Learned:
-        """Actor and critic, on dreams from every replayed state. No gradient reaches the world model."""
-        return self.behaviour.learn(self.rssm.starts(states), data.is_terminal.flatten())
+    # Compiled and captured --------------------------------------------------------------------------------------------
+
+    def _compile(self) -> None:
+        dtype = self.context.autocast_dtype or torch.float32
+        if self.gradient == "reinforce" and dtype != torch.float32:
+            self._dreams = CopiedDream(self.rssm, self.actor, dtype)
+        elif self.gradient != "reinforce" and self.rssm.initial(1).memory is None:
+            self._dreams = DeferredDream(self.rssm, self.actor, dtype, Dream.of)
+        super()._compile()
+        if self.context.device.type == "cuda" and type(self).losses is Dreamer.losses:
+            self._branch = Branch()
+
+    def _learn_side_by_side(
+        self, data: Replayed, branch: Branch
+    ) -> tuple[Tensor, Losses, LatentState, dict[str, Tensor]]:
+        """`losses` and their backward pass on a GPU, with the behaviour beside the model: both are mostly small
+        kernels, one after another, and leave room for each other.
+
+        The model's gradient waits at its states until all that is computed from them has had its backward pass.
+        """
+        with self.autocast():
+            filtered = self.filter(data)
+        branch.fork()
+        states = filtered.states
+        cut = GradientCut(states.deter, states.stoch, filtered.posterior, filtered.embed)
+        deter, stoch, posterior, embed = cut.leaves
+        own = Filtered(embed, LatentState(deter, stoch, states.memory), posterior)
+        with self.autocast():
+            losses, metrics = self.world_model_losses(own, data)
+        self.total(losses).backward()
+        with branch, self.autocast():
+            behaviour = self.behaviour_losses(states.detach(), data)
+        branch.join()
+        with self.autocast():
+            further = self.replay_losses(own.states, data, behaviour)
+        if further:
+            self.total(further).backward()
+        branch.fork()  # the critic has gradients of both sides
+        with branch:
+            self.total(behaviour.losses).backward()
+        cut.backward()
+        branch.join()
+        losses |= behaviour.losses | further
+        return self.total(losses), losses, states, metrics | behaviour.metrics
+
+    def _changing_tensors(self) -> Sequence[Tensor]:
+        return self._model_tensors() + self.optimizers.state_tensors()
+
+
+def with_first(discount: Float[Tensor, "states starts"], first: Float[Tensor, " starts"]) -> Tensor:
+    """The discounts with another first one: that of the state which a dream starts in, known from the data."""
+    return torch.cat([first[None].to(discount.dtype), discount[1:]])
+
+
+def going_on(is_terminal: Bool[Tensor, " starts"]) -> Float[Tensor, " starts"]:
+    """1 where the episode goes on, 0 where it has ended."""
+    return 1.0 - is_terminal.float()
+
+
+@contextmanager
+def frozen(*modules: nn.Module) -> Iterator[None]:
+    """Meanwhile computations have gradients by their inputs, but none by these modules' parameters."""
+    parameters = [value for module in modules for value in module.parameters() if value.requires_grad]
+    for value in parameters:
+        value.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for value in parameters:
+            value.requires_grad_(True)

@@ -1,72 +1,88 @@
 """Dreamer (Hafner et al., 2020): behaviours learned by latent imagination.
 
-A Gaussian world model learns from replayed sequences. The value of a dream is differentiated through the model itself:
-the actor follows the gradient of the dreamed returns by its own actions. There is no target network, no entropy bonus
-and no baseline. What the Dreamers share is in `dreamer.py`, how actor and critic learn in dreams in
-`components/behaviours/actor_critic.py`; here is what makes it the first.
+A Gaussian world model learns from replayed sequences. The actor follows the gradient of the imagined returns by its own
+actions, through the model. There is no target network, no entropy bonus and no baseline.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from rl_lab.components.behaviours import BehaviourRules
-from rl_lab.components.representation_learners.base import LatentState
+from rl_lab.components.world_models.base import LatentState
 from rl_lab.errors import ConfigError
+from rl_lab.losses.returns import (
+    actor_loss,
+    departure_weights,
+    mean_kl_with_free_nats,
+    recursive_returns,
+    weighted_mean,
+)
 from rl_lab.workflows.base import Mode
-from rl_lab.workflows.dreamer import Dreamer, Losses
+from rl_lab.workflows.dreamer import Behaviour, Dreamer, going_on, with_first
+from rl_lab.workflows.world_model import Filtered, Losses, Replayed
 
 
 class DreamerV1(Dreamer):
     """Methods appear in the order in which the paper introduces them."""
 
     name = "dreamer_v1"
-    default_scales: ClassVar[dict[str, float]] = {
-        "observation": 1.0, "reward": 1.0, "continue": 10.0, "divergence": 1.0, "policy": 1.0, "value": 1.0,
-    }  # fmt: skip
+    loss_names: ClassVar[tuple[str, ...]] = ("observation", "reward", "continue", "divergence", "policy", "value")
+    value_includes_reward = True
 
     def __init__(
         self,
         *,
-        batch_size: int = 50,
-        sequence_length: int = 50,
-        train_ratio: float = 500.0,
-        stored_latents: bool = False,
-        horizon: int = 15,
-        lambda_: float = 0.95,
-        discount: float = 0.99,
-        free_nats: float = 3.0,
-        exploration: float = 0.3,
-        loss_scales: Mapping[str, float] | None = None,
+        batch_size: int,
+        sequence_length: int,
+        train_ratio: float,
+        stored_latents: bool,
+        horizon: int,
+        lambda_: float,
+        discount: float,
+        free_nats: float,
+        exploration: float,
+        loss_scales: Mapping[str, float],
     ) -> None:
         super().__init__(
             batch_size=batch_size, sequence_length=sequence_length, train_ratio=train_ratio,
-            stored_latents=stored_latents, discount=discount, loss_scales=loss_scales,
+            stored_latents=stored_latents, horizon=horizon, lambda_=lambda_, free_nats=free_nats, model_first=False,
+            loss_scales=loss_scales,
         )  # fmt: skip
         if exploration < 0.0:
             raise ConfigError(f"exploration={exploration}: expected 0 or more.")
-        self.horizon, self.lambda_, self.free_nats, self.exploration = horizon, lambda_, free_nats, exploration
+        self.discount, self.exploration = discount, exploration
 
-    def divergence_losses(self, posterior: Any, prior: Any) -> tuple[Losses, Tensor]:
-        """One KL for both. The free nats are those of the mean over the batch, not of each step."""
-        divergence = self.rssm.divergence(posterior, prior)
-        return {"divergence": divergence.mean().clamp_min(self.free_nats)}, divergence
+    def world_model_losses(self, filtered: Filtered, data: Replayed) -> tuple[Losses, dict[str, Tensor]]:
+        """-ln p(o|s) - ln p(r|s) - ln p(c|s) + max(E[KL(q‖p)], free): free nats of the batch's mean, not of a step."""
+        losses, metrics = self.prediction_losses(filtered, data)
+        posterior, prior = self.posterior_and_prior(filtered)
+        kl = self.rssm.divergence(posterior, prior)
+        losses["divergence"] = mean_kl_with_free_nats(kl, self.free_nats)
+        return losses, metrics | self.latent_metrics(posterior, prior, kl)
 
-    def behaviour_rules(self) -> BehaviourRules:
-        """The gradient of the returns through the dream for the actor, plain regression for the critic.
+    def behaviour_losses(self, states: LatentState, data: Replayed) -> Behaviour:
+        """Actor: max E[Σ w_t V_λ(s_t)] through the dynamics. Critic: min E[Σ w_t (v(s_t) - sg(V_λ(s_t)))² / 2].
 
-        A dream is judged from its first imagined state on. One that starts where an episode ended does not count: in
-        the original such a record is the last of its sequence, and left out.
+        V_λ(s_t) = r_t + γ_t·((1 - λ)·v(s_{t+1}) + λ·V_λ(s_{t+1})), from the first imagined state on: t = 1 … H - 1. A
+        dream that starts where an episode ended has no weight: the original leaves such a record out.
         """
-        return BehaviourRules(
-            horizon=self.horizon, lambda_=self.lambda_, timing="departure", drop_start=True, root="undiscounted",
-            gradient="dynamics", dynamics_objective="return", target_critic="fast", entropy_scale=0.0,
-            slow_value_scale=0.0,
-        )  # fmt: skip
+        dream = self.dream(self.rssm.starts(states))
+        logits = self.value_logits(dream.features.detach())
+        with self.imagining():
+            r, γ, v, _ = self.predictions(dream.features, logits.detach())
+            γ = with_first(γ, going_on(data.is_terminal.flatten()))
+            returns = recursive_returns(r[:-1], γ[:-1], v[1:], self.lambda_, v[-1], dim=0)[1:]
+        w = departure_weights(γ)[1:-1]
+        losses = {
+            "policy": actor_loss(returns, w),
+            "value": weighted_mean(self.critic.loss(logits[1:-1], returns.detach()), w),
+        }
+        metrics = {"dream/reward": r, "dream/continue": γ, "dream/value": v, "dream/return": returns}
+        return Behaviour(losses, returns[0].detach(), None, {name: x.detach().mean() for name, x in metrics.items()})
 
     def _choose_action(self, latent: LatentState, *, mode: Mode) -> Tensor:
         """Noise on top of the sample while training; the likeliest action in an evaluation."""

@@ -1,73 +1,112 @@
 """DreamerV2 (Hafner et al., 2021): mastering Atari with discrete world models.
 
 The latents are categorical, with straight-through gradients, and the KL is balanced: the prior learns faster than the
-posterior. The actor learns by REINFORCE for discrete actions, through the dynamics for continuous ones, or by both; a
-target critic, copied every so many updates, stands in the returns. What the Dreamers share is in `dreamer.py`, how
-actor and critic learn in dreams in `components/behaviours/actor_critic.py`; here is what makes it the second.
+posterior. The actor learns by REINFORCE for discrete actions, through the dynamics for continuous ones, or by both; the
+values in its returns are those of a target critic, a copy renewed every so many updates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from rl_lab.components.behaviours import BehaviourRules
+from rl_lab.components.world_models.base import LatentState
 from rl_lab.errors import ConfigError
-from rl_lab.workflows.dreamer import Dreamer, GradientChoice, Losses
+from rl_lab.losses.returns import (
+    actor_loss,
+    departure_weights,
+    mean_kl_with_free_nats,
+    recursive_returns,
+    reinforce_objective,
+    weighted_mean,
+)
+from rl_lab.workflows.context import WorkflowContext
+from rl_lab.workflows.dreamer import Behaviour, Dreamer, GradientChoice, going_on, with_first
+from rl_lab.workflows.world_model import Filtered, Losses, Replayed
 
 
 class DreamerV2(Dreamer):
     """Methods appear in the order in which the paper introduces them."""
 
     name = "dreamer_v2"
-    default_scales: ClassVar[dict[str, float]] = {
-        "observation": 1.0, "reward": 1.0, "continue": 1.0, "policy": 1.0, "value": 1.0,
-    }  # fmt: skip
+    loss_names: ClassVar[tuple[str, ...]] = (
+        "observation", "reward", "continue", "dynamics", "representation", "policy", "value",
+    )  # fmt: skip
+    target_critic = "slow"
+    value_includes_reward = True
 
     def __init__(
         self,
         *,
-        batch_size: int = 16,
-        sequence_length: int = 50,
-        train_ratio: float = 160.0,
-        stored_latents: bool = False,
-        horizon: int = 15,
-        lambda_: float = 0.95,
-        discount: float = 0.99,
-        free_nats: float = 0.0,
-        kl_scale: float = 1.0,
-        kl_balance: float = 0.8,
-        actor_gradient: GradientChoice = "auto",
-        dynamics_share: float = 0.1,
-        entropy_scale: float = 2e-3,
-        loss_scales: Mapping[str, float] | None = None,
+        batch_size: int,
+        sequence_length: int,
+        train_ratio: float,
+        stored_latents: bool,
+        horizon: int,
+        lambda_: float,
+        discount: float,
+        free_nats: float,
+        kl_scale: float,
+        kl_balance: float,
+        actor_gradient: GradientChoice,
+        dynamics_share: float,
+        entropy_scale: float,
+        model_first: bool,
+        loss_scales: Mapping[str, float],
     ) -> None:
-        super().__init__(
-            batch_size=batch_size, sequence_length=sequence_length, train_ratio=train_ratio,
-            stored_latents=stored_latents, discount=discount, loss_scales=loss_scales,
-        )  # fmt: skip
         if not 0.0 <= kl_balance <= 1.0:
             raise ConfigError(f"kl_balance={kl_balance}: expected a number from 0 to 1, the prior's share.")
-        self.loss_scales |= {"dynamics": kl_scale * kl_balance, "representation": kl_scale * (1.0 - kl_balance)}
-        self.horizon, self.lambda_, self.free_nats = horizon, lambda_, free_nats
-        self.actor_gradient, self.dynamics_share, self.entropy_scale = actor_gradient, dynamics_share, entropy_scale
-
-    def divergence_losses(self, posterior: Any, prior: Any) -> tuple[Losses, Tensor]:
-        """KL balancing: the larger share moves the prior. The free nats are those of the mean over the batch."""
-        dynamics = self.rssm.divergence(posterior.detach(), prior)
-        representation = self.rssm.divergence(posterior, prior.detach())
-        losses = {
-            "dynamics": dynamics.mean().clamp_min(self.free_nats),
-            "representation": representation.mean().clamp_min(self.free_nats),
-        }
-        return losses, dynamics
-
-    def behaviour_rules(self) -> BehaviourRules:
-        """An entropy bonus, a target critic in returns and baselines; the dream's first state by the data."""
-        return BehaviourRules(
-            horizon=self.horizon, lambda_=self.lambda_, timing="departure", root="discounted",
-            gradient=self._gradient(self.actor_gradient), dynamics_share=self.dynamics_share,
-            dynamics_objective="return", target_critic="slow", entropy_scale=self.entropy_scale, slow_value_scale=0.0,
+        balanced = {"dynamics": kl_scale * kl_balance, "representation": kl_scale * (1.0 - kl_balance)}
+        super().__init__(
+            batch_size=batch_size, sequence_length=sequence_length, train_ratio=train_ratio,
+            stored_latents=stored_latents, horizon=horizon, lambda_=lambda_, free_nats=free_nats,
+            model_first=model_first, loss_scales=balanced | dict(loss_scales),
         )  # fmt: skip
+        self.discount, self.actor_gradient = discount, actor_gradient
+        self.dynamics_share, self.entropy_scale = dynamics_share, entropy_scale
+
+    def _bind_context(self, context: WorkflowContext) -> None:
+        self.gradient = self._gradient(self.actor_gradient)
+        super()._bind_context(context)
+
+    def world_model_losses(self, filtered: Filtered, data: Replayed) -> tuple[Losses, dict[str, Tensor]]:
+        """-ln p(o|s) - ln p(r|s) - ln p(c|s) + α·KL(sg(q)‖p) + (1 - α)·KL(q‖sg(p)), free nats of each KL's mean."""
+        losses, metrics = self.prediction_losses(filtered, data)
+        posterior, prior = self.posterior_and_prior(filtered)
+        kl = self.rssm.divergence(posterior.detach(), prior)
+        losses["dynamics"] = mean_kl_with_free_nats(kl, self.free_nats)
+        losses["representation"] = mean_kl_with_free_nats(
+            self.rssm.divergence(posterior, prior.detach()), self.free_nats
+        )
+        return losses, metrics | self.latent_metrics(posterior, prior, kl)
+
+    def behaviour_losses(self, states: LatentState, data: Replayed) -> Behaviour:
+        """Actor: -w_t·(ρ·ln π(a_t|s_t)·sg(V_{t+1} - v(s_t)) + (1 - ρ)·V_{t+1} + η·H[π(·|s_t)]), t = 0 … H - 2.
+
+        V_t = r_t + γ_t·((1 - λ)·v(s_{t+1}) + λ·V_{t+1}), with the target critic's values v: the return of state t
+        begins with its own reward, so action t is credited with V_{t+1}. The critic regresses V_t, t = 0 … H - 1.
+        """
+        dream = self.dream(self.rssm.starts(states))
+        logits = self.value_logits(dream.features.detach())
+        with self.imagining():
+            r, γ, v, _ = self.predictions(dream.features, logits.detach())
+            γ = with_first(γ, self.discount * going_on(data.is_terminal.flatten()))
+            returns = recursive_returns(r[:-1], γ[:-1], v[1:], self.lambda_, v[-1], dim=0)
+        w = departure_weights(γ)[:-1]
+        policy = self.actor.distribution(self.policy_params(dream.features[:-2].detach()))
+        advantage = returns[1:] - v[:-2]
+        objective = returns[1:]
+        if self.gradient != "dynamics":
+            objective = reinforce_objective(policy.log_prob(dream.actions[:-1].detach()), advantage)
+        if self.gradient == "mixed":
+            objective = (1.0 - self.dynamics_share) * objective + self.dynamics_share * returns[1:]
+        entropy = policy.entropy()
+        losses = {
+            "policy": actor_loss(objective, w[:-1], entropy=entropy, entropy_scale=self.entropy_scale),
+            "value": weighted_mean(self.critic.loss(logits[:-1], returns.detach()), w),
+        }
+        metrics = {"dream/reward": r, "dream/continue": γ, "dream/value": v, "dream/return": returns}
+        metrics |= {"policy/entropy": entropy, "policy/advantage_size": advantage.abs()}
+        return Behaviour(losses, returns[0].detach(), None, {name: x.detach().mean() for name, x in metrics.items()})

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from rl_lab.components.controllers.actors import Actor
-from rl_lab.components.controllers.critics import Critic
+from rl_lab.components.actors.dreamer import Actor
+from rl_lab.components.critics.dreamer import Critic
 from rl_lab.components.dynamics.base import Dynamics
 from rl_lab.components.dynamics.outcomes import OutcomeModel
 from rl_lab.components.planners.base import Plan
-from rl_lab.components.return_computers import live_discount
 from rl_lab.errors import ConfigError
+from rl_lab.losses.returns import masked_discount
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.flat_adam import FlatAdam
 from rl_lab.records import BatchSpec, SequenceBatch
@@ -51,14 +51,14 @@ class MBMPC(MPC):
     def __init__(
         self,
         *,
-        batch_size: int = 128,  # sequences
-        sequence_length: int = 2,  # records: one transition less
-        train_every: float = 1.0,  # env steps for each update, where the phases do not say
-        discount: float = 0.99,
-        value_horizon: int = 10,  # steps that the policy is followed in the model for the critic's targets
-        imitation_temperature: float = 1.0,  # of the advantages, in deviations, by which actions are imitated
-        propagation: Propagation = "tsinf",
-        exploration: float = 0.0,  # while training: deviation of the noise, or share of random discrete actions
+        batch_size: int,  # sequences
+        sequence_length: int,  # records: one transition less
+        train_every: float,  # env steps for each update, where the phases do not say
+        discount: float,
+        value_horizon: int,  # steps that the policy is followed in the model for the critic's targets
+        imitation_temperature: float,  # of the advantages, in deviations, by which actions are imitated
+        propagation: Propagation,
+        exploration: float,  # while training: deviation of the noise, or share of random discrete actions
     ) -> None:
         if sequence_length < 2 or train_every <= 0.0:
             raise ConfigError(
@@ -92,6 +92,7 @@ class MBMPC(MPC):
             dynamics=self.dynamics,
             outcome=self.outcome,
             propagation=self.propagation,
+            discount=self.discount,
             policy=self.policy,
             critic=self.critic,
         )
@@ -139,7 +140,7 @@ class MBMPC(MPC):
         return TensorMetrics.pack(metrics | {"optimizer/model_grad_norm": self.model_optimizer.last_grad_norm})
 
     def model_losses(self, seen: Transitions) -> dict[str, Tensor]:
-        """What is minimised (`total`) and its parts."""
+        """The loss that is minimised (`total`) and its terms."""
         loss, metrics = self.dynamics.loss(seen.observation, seen.action, seen.following, seen.valid, seen.record)
         further = self.outcome.losses(
             seen.observation, seen.action, seen.following, seen.reward, seen.is_terminal, seen.valid
@@ -149,8 +150,8 @@ class MBMPC(MPC):
     # The policy and its value -----------------------------------------------------------------------------------------
 
     def update_controller(self, batch: SequenceBatch, *, phase: PhaseView) -> TensorMetrics:
-        """One gradient step of the critic towards what the policy gets in the model, and of the policy towards what was
-        done where it turned out better than expected."""
+        """One gradient step of the critic on the policy's returns in the model, and of the policy by advantage-weighted
+        regression on replayed actions."""
         if self.behaviour_optimizer is None or self.critic is None:
             raise ConfigError(
                 "update_controller: this experiment has no policy and critic to train. Add controllers.policy, "
@@ -167,11 +168,11 @@ class MBMPC(MPC):
         return TensorMetrics.pack(metrics | {"optimizer/grad_norm": self.behaviour_optimizer.last_grad_norm})
 
     def behaviour_losses(self, seen: Transitions) -> dict[str, Tensor]:
-        """R = what the policy earns in the model from a state that was seen, then the slow critic's value.
-        A = r + γ c V'(s') - V'(s) of the transition that happened.
+        """R: the policy's return in the model from a replayed state, with the slow critic's value at the end.
+        A = r + γ c V'(s') - V'(s): the advantage of the replayed transition by the slow critic.
 
-        value: the critic's loss towards R. policy: -exp(A / (τ·std A)) ln π(a | s) (advantage-weighted regression): the
-        planner's actions are imitated, the good ones more.
+        value: the critic's loss with target R. policy: -exp(A / (τ·std A)) ln π(a | s), advantage-weighted regression:
+        the planner's actions are imitated, the good ones more.
         """
         policy, critic = self.policy, self.critic
         assert policy is not None
@@ -181,7 +182,7 @@ class MBMPC(MPC):
         total = weight.sum().clamp(min=1.0)
         with torch.no_grad():
             target = self.policy_returns(seen.observation)
-            live = live_discount(seen.is_terminal, self.discount)
+            live = masked_discount(seen.is_terminal, self.discount)
             following = critic.slow_mean(self.dynamics.features(seen.following))
             advantage = seen.reward + live * following - critic.slow_mean(features)
             center = (weight * advantage).sum() / total
@@ -198,8 +199,8 @@ class MBMPC(MPC):
 
     @torch.no_grad()
     def policy_returns(self, observation: Tensor) -> Tensor:
-        """Follow the policy in the model for `value_horizon` steps from each observation [rows, observation]: what it
-        earns, and what the slow critic expects from there. It is the present policy's, however old the data are."""
+        """Discounted rewards of `value_horizon` steps of the present policy in the model, then the slow critic's value,
+        from each observation [rows, observation]; [rows]."""
         assert self.critic is not None
         rollout = self.planner.simulator.rollout(observation, None, self.value_horizon)
         value = self.critic.slow_mean(self.dynamics.features(rollout.states[-1]))

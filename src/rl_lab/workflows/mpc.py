@@ -75,9 +75,9 @@ class MPC(Workflow):
     def log_metrics(self, step: int, writer: MetricsSink) -> None:
         writer.scalar("planner/expected_return", self._expected)
 
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"expected": self._expected}
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"expected": self._expected}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
         self._expected = state["expected"]

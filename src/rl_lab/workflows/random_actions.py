@@ -6,9 +6,20 @@ from typing import Any
 
 import numpy as np
 
+from rl_lab.records import Observation
 from rl_lab.specs import ActionSpec
 
 BLOCK = 256  # decisions drawn at once: a draw costs as much for one as for many
+
+
+def legal_action(action: np.ndarray, observation: Observation, spec: ActionSpec) -> np.ndarray:
+    """Random actions as they are, or where they are masked, the legal ones that the same draw stands for."""
+    if spec.mask is None:
+        return action
+    legal = observation[spec.mask] > 0
+    number = action[:, 0] % np.maximum(legal.sum(-1), 1)  # counted among the legal ones
+    chosen: np.ndarray = (legal.cumsum(-1) > number[:, None]).argmax(-1)
+    return chosen.astype(action.dtype)[:, None]
 
 
 class RandomActions:
@@ -37,10 +48,10 @@ class RandomActions:
             return self._rng.uniform(-1.0, 1.0, shape).astype(np.float32)
         return self._rng.integers(0, self._spec.classes, shape, dtype=np.int32)
 
-    def get_state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"before": self._before, "used": self._used}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self._before, self._used = state["before"], state["used"]
         self._rng.bit_generator.state = self._before
         self._block = self._draw_block()

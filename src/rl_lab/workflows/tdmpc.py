@@ -7,6 +7,7 @@ over a horizon that grows and with a least deviation that shrinks in the first p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,43 +15,44 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from rl_lab.components.controllers.critics import SlowTarget
+from rl_lab.components.critics.dreamer import SlowTarget
 from rl_lab.components.planners.tdmpc import TDMPCPlanner
 from rl_lab.errors import ConfigError
-from rl_lab.metrics.values import TensorMetrics
 from rl_lab.records import CollectResult, SequenceBatch
 from rl_lab.workflows.base import Mode
 from rl_lab.workflows.context import MetricsSink, PhaseView, WorkflowContext
-from rl_lab.workflows.latent_planning import LatentPlanning, Losses, RolledOut, Window
+from rl_lab.workflows.tdmpc_base import BEHAVIOUR, WORLD_MODEL, Losses, TDMPCBase
+from rl_lab.workflows.tdmpc_window import RolledOut, Window
 
 LARGEST_LOSS = 1e4  # of one window
+LARGEST_PRIORITY = 1e4
 
 
-class TDMPC(LatentPlanning):
+class TDMPC(TDMPCBase):
     """Methods appear in the order: planning, the update, the world model, the policy."""
 
     name = "tdmpc"
-    pair = "min"
-    compiled = ("_targets", "_window_losses")
+    q_reduction = "min"
+    compiled = ("_targets", "world_model_losses", "_value_loss")
     plans_are_of_one_length = False
 
     def __init__(
         self,
         *,
-        batch_size: int = 512,
-        horizon: int = 5,  # transitions of a window, and the planner's horizon in the end
-        rho: float = 0.5,  # a step counts this much less than the one before it
-        consistency_scale: float = 2.0,
-        reward_scale: float = 0.5,
-        value_scale: float = 0.1,
-        termination_scale: float = 1.0,
-        entropy_scale: float = 0.0,  # for discrete actions; the continuous policy has no entropy
-        schedule_steps: int = 25_000,  # env steps until horizon and deviation have reached their final values
-        first_horizon: int = 1,
-        first_std: float = 0.5,  # the planner's least deviation at first; its own min_std in the end
-        priority_floor: float = 1e-6,
-        act_with: str = "planner",  # or policy
-        class_noise: float = 0.05,  # share of random discrete actions while training
+        batch_size: int,
+        horizon: int,  # transitions of a window, and the planner's horizon in the end
+        rho: float,  # a step counts this much less than the one before it
+        consistency_scale: float,
+        reward_scale: float,
+        value_scale: float,
+        termination_scale: float,
+        entropy_scale: float,  # for discrete actions; the continuous policy has no entropy
+        schedule_steps: int,  # env steps until horizon and deviation have reached their final values
+        first_horizon: int,
+        first_std: float,  # the planner's least deviation at first; its own min_std in the end
+        priority_floor: float,
+        act_with: str,  # planner or policy
+        class_noise: float,  # share of random discrete actions while training
     ) -> None:
         super().__init__(batch_size=batch_size, horizon=horizon, act_with=act_with, class_noise=class_noise)
         if not 0.0 < rho <= 1.0 or schedule_steps < 0 or not 1 <= first_horizon <= horizon or first_std < 0.0:
@@ -94,28 +96,63 @@ class TDMPC(LatentPlanning):
         if isinstance(self.planner, TDMPCPlanner):
             writer.scalar("workflow/planned_steps", float(self.planner.planned))
 
-    # The update -------------------------------------------------------------------------------------------------------
-
-    def update(self, batch: SequenceBatch, *, phase: PhaseView) -> TensorMetrics:
-        """One gradient step on the model and the values, one on the policy; new priorities."""
-        outputs = self._step(self._inputs(batch))
-        if batch.weight is not None and batch.indices is not None and phase.data_source is not None:
-            self.context.data_sources[phase.data_source].update(batch.indices[:, 0], {"priority": outputs["priority"]})
-        return TensorMetrics(self._metric_names, outputs["metrics"])
+    # Updates ----------------------------------------------------------------------------------------------------------
 
     def _train_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """One step on the losses of model and Qs; then one of the policy, at the latents of before that step and by the
+        Qs of after it."""
         window = self._window(inputs)
         with self.context.autocast():
             losses, latents, priority, metrics = self.model_losses(window)
-            total = torch.stack([self.loss_scales[name] * loss for name, loss in losses.items()]).sum()
+            total = self._total(losses)
         self._optimize(self.model_optimizer, total / self.horizon)
-        with self.context.autocast():
-            policy_loss, policy_metrics = self.policy_loss(latents.detach(), window.alive)
-        self._optimize(self.policy_optimizer, policy_loss)
-        self.q.update_slow()
+        losses |= self._policy_step(latents.detach(), window, metrics)
         self.slow_encoder.update(self.encoder)
-        metrics |= policy_metrics | {f"loss/{name}": loss for name, loss in losses.items()}
-        return self._packed(metrics | {"loss/total": total, "loss/policy": policy_loss}) | {"priority": priority}
+        metrics |= {f"loss/{name}": loss for name, loss in losses.items()} | {"loss/total": total}
+        return self._packed("update", metrics) | {"priority": priority}
+
+    def _world_model_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        window = self._window(inputs)
+        with self.context.autocast():
+            with torch.no_grad():
+                following = self.slow_encoder.network(window.following).float()
+            losses = self._means(self.world_model_losses(self.roll_out(window), window, following), window)
+            total = self._total(losses)
+        self._optimize(self.model_optimizer, total / self.horizon, WORLD_MODEL)
+        self.slow_encoder.update(self.encoder)
+        metrics = {f"loss/{name}": loss for name, loss in losses.items()} | {"loss/total": total}
+        return self._packed("update_world_model", metrics)
+
+    def _controller_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        window = self._window(inputs)
+        with self.context.autocast():
+            with torch.no_grad():
+                _, target = self.targets(window)
+                latents = self.roll_out(window).latents
+            by_window, error, metrics = self.value_loss(latents, window, target)
+            losses = self._means({"value": by_window}, window)
+        self._optimize(self.model_optimizer, self._total(losses) / self.horizon, BEHAVIOUR)
+        losses |= self._policy_step(latents, window, metrics)
+        metrics |= {f"loss/{name}": loss for name, loss in losses.items()}
+        return self._packed("update_controller", metrics) | {"priority": self._priority(error, window)}
+
+    def _policy_step(self, latents: Tensor, window: Window, metrics: dict[str, Tensor]) -> Losses:
+        """One step of the policy, then one of the slow Qs; adds to the metrics."""
+        with self.context.autocast():
+            loss, further = self.policy_loss(latents, window.alive)
+        self._optimize(self.policy_optimizer, loss)
+        self.q.update_slow()
+        metrics |= further
+        return {"policy": loss}
+
+    def _total(self, losses: Losses) -> Tensor:
+        return torch.stack([self.loss_scales[name] * loss for name, loss in losses.items()]).sum()
+
+    def _use_outputs(self, outputs: Mapping[str, Tensor], batch: SequenceBatch, phase: PhaseView) -> None:
+        """New priorities go back to the replay."""
+        if "priority" not in outputs or batch.weight is None or batch.indices is None or phase.data_source is None:
+            return
+        self.context.data_sources[phase.data_source].update(batch.indices[:, 0], {"priority": outputs["priority"]})
 
     def batch_losses(self, batch: SequenceBatch) -> Losses:
         window = self._window(self._inputs(batch))
@@ -123,57 +160,75 @@ class TDMPC(LatentPlanning):
             losses, latents, _, _ = self.model_losses(window)
             return losses | {"policy": self.policy_loss(latents, window.alive)[0]}
 
-    # The world model --------------------------------------------------------------------------------------------------
+    # The world model and the Qs ---------------------------------------------------------------------------------------
 
     def model_losses(self, window: Window) -> tuple[Losses, Tensor, Tensor, dict[str, Tensor]]:
-        """Consistency, reward, value and termination, unscaled; the latents z_0 … z_H; priorities; values to watch."""
-        window = window._replace(observation=self.encoder.augment(window.observation))
-        horizon, batch = window.reward.shape
+        """Consistency, reward, termination and value, unscaled; the latents z_0 … z_H; priorities; metrics."""
         with torch.no_grad():
-            noise, pair = self.policy.draw_noise((horizon, batch)), self.q.draw_pair()
-            following, target = self._targets(window.following, window.reward, window.terminal, noise, pair)
+            following, target = self.targets(window)
         rolled = self.roll_out(window)
-        keep = self.q.draw_keep(self.q.members, horizon * batch)
-        windows, error, value = self._window_losses(rolled, window, following, target, keep)
-        weight = torch.ones_like(error) if window.weight is None else window.weight
-        losses = {name: (weight * loss.clamp(max=LARGEST_LOSS)).mean() for name, loss in windows.items()}
-        # A window that begins with an episode's last record has nothing to teach: it is not drawn again.
-        priority = window.valid[0] * (error + self.priority_floor)
-        priority = priority.nan_to_num(self.priority_floor, self.priority_floor)
-        metrics = {"q/value": value, "q/target": (window.valid * target).sum() / window.valid.sum().clamp(min=1.0)}
-        return losses, rolled.latents, priority, metrics
+        by_window = self.world_model_losses(rolled, window, following)
+        by_window["value"], error, metrics = self.value_loss(rolled.latents, window, target)
+        return self._means(by_window, window), rolled.latents, self._priority(error, window), metrics
+
+    def targets(self, window: Window) -> tuple[Float[Tensor, "horizon batch latent"], Float[Tensor, "horizon batch"]]:
+        """z̄ = h̄(s') by the slow encoder, and y = r + γ (1 - end) min of the slow Qs at (h(s'), π(h(s')) + noise)."""
+        noise, members = self.policy.draw_noise(window.reward.shape), self.q.draw_pair()
+        return self._targets(window.following, window.reward, window.terminal, noise, members)
 
     def _targets(
-        self, following: dict[str, Tensor], reward: Tensor, terminal: Tensor, noise: Tensor, pair: Tensor
-    ) -> tuple[Float[Tensor, "horizon batch latent"], Float[Tensor, "horizon batch"]]:
-        """z̄ = h̄(s') by the slow encoder, and y = r + γ (1 - end) min of the slow Qs at (h(s'), π(h(s')) + noise)."""
+        self, following: dict[str, Tensor], reward: Tensor, terminal: Tensor, noise: Tensor, members: Tensor
+    ) -> tuple[Tensor, Tensor]:
         slow: Tensor = self.slow_encoder.network(following).float()
         latent = self.encoder(following).float()
         action = self.policy.sample(latent, noise)
-        values = self.q.mean(self.q.target(latent.flatten(0, 1), action.flatten(0, 1), pair))
+        values = self.q.mean(self.q.target(latent.flatten(0, 1), action.flatten(0, 1), members))
         return slow, reward + self.model.discount * (1.0 - terminal) * values.amin(0).view_as(reward)
 
-    def _window_losses(
-        self, rolled: RolledOut, window: Window, following: Tensor, target: Tensor, keep: Tensor | None
-    ) -> tuple[dict[str, Float[Tensor, " batch"]], Float[Tensor, " batch"], Tensor]:
-        """Summed over the steps of each window, step k by ρ^k; the summed errors of the values; the mean value."""
-        horizon, batch = window.reward.shape
+    def world_model_losses(
+        self, rolled: RolledOut, window: Window, following: Float[Tensor, "horizon batch latent"]
+    ) -> dict[str, Float[Tensor, " batch"]]:
+        """Squared errors of latents and rewards, cross-entropy of ends: sums over each window, step k by ρ^k."""
         weight = window.valid * self.step_weight[:-1]
-        before, after = rolled.latents[:-1], rolled.latents[1:]
-        outputs = self.q(before.flatten(0, 1), window.action.flatten(0, 1), keep=keep).unflatten(1, (horizon, batch))
-        targets = target.expand(self.q.members, -1, -1)
+        after = rolled.latents[1:]
         losses = {
             "consistency": (weight * (after - following).square().mean(-1)).sum(0),
             "reward": (weight * self.model.reward_loss(rolled.reward, window.reward)).sum(0),
-            "value": (weight * self.q.loss(outputs, targets).sum(0)).sum(0),
         }
         if self.model.episodic:
             logit = self.model.termination_logit(after)
             miss = F.binary_cross_entropy_with_logits(logit, window.terminal, reduction="none")
             losses["termination"] = (window.valid * miss).sum(0)
+        return losses
+
+    def value_loss(
+        self, latents: Float[Tensor, "states batch latent"], window: Window, target: Float[Tensor, "horizon batch"]
+    ) -> tuple[Float[Tensor, " batch"], Float[Tensor, " batch"], dict[str, Tensor]]:
+        """Squared errors of both Qs at (z_k, a_k), likewise; the sums of their absolute errors; metrics."""
+        keep = self.q.draw_keep(self.q.members, target.numel())
+        loss, error, value = self._value_loss(latents, window, target, keep)
+        mean_target = (window.valid * target).sum() / window.valid.sum().clamp(min=1.0)
+        return loss, error, {"q/value": value, "q/target": mean_target}
+
+    def _value_loss(
+        self, latents: Tensor, window: Window, target: Tensor, keep: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        weight = window.valid * self.step_weight[:-1]
+        outputs = self.q(latents[:-1].flatten(0, 1), window.action.flatten(0, 1), keep=keep)
+        outputs, targets = outputs.unflatten(1, target.shape), target.expand(self.q.members, -1, -1)
         values = self.q.mean(outputs.detach())
-        error = (weight * (values - targets).abs().sum(0)).sum(0)
-        return losses, error, values.mean()
+        loss = (weight * self.q.loss(outputs, targets).sum(0)).sum(0)
+        return loss, (weight * (values - targets).abs().sum(0)).sum(0), values.mean()
+
+    def _means(self, by_window: Mapping[str, Float[Tensor, " batch"]], window: Window) -> Losses:
+        """Means over the batch, each window with its weight in prioritised replay, and none above a limit."""
+        weight = 1.0 if window.weight is None else window.weight
+        return {name: (weight * loss.clamp(max=LARGEST_LOSS)).mean() for name, loss in by_window.items()}
+
+    def _priority(self, error: Float[Tensor, " batch"], window: Window) -> Float[Tensor, " batch"]:
+        """The new priority of each window; 0 where it begins with an episode's last record, which teaches nothing."""
+        priority = window.valid[0] * (error.clamp(max=LARGEST_PRIORITY) + self.priority_floor)
+        return priority.nan_to_num(self.priority_floor, self.priority_floor)
 
     # The policy -------------------------------------------------------------------------------------------------------
 
@@ -188,9 +243,9 @@ class TDMPC(LatentPlanning):
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"env_steps": self._env_steps}
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"env_steps": self._env_steps}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
         self._follow_schedule(state["env_steps"])

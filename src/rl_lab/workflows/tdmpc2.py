@@ -9,6 +9,7 @@ targets. Episodes may end (a termination head and masked targets) and actions ma
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,58 +20,89 @@ from rl_lab.errors import ConfigError, nearest
 from rl_lab.nn.normalizers import RunningScale
 from rl_lab.records import SequenceBatch
 from rl_lab.workflows.context import WorkflowContext
-from rl_lab.workflows.latent_planning import LatentPlanning, Losses, RolledOut, Window
+from rl_lab.workflows.tdmpc_base import BEHAVIOUR, WORLD_MODEL, Losses, TDMPCBase
+from rl_lab.workflows.tdmpc_window import RolledOut, Window
 
-LOSS_SCALES = {"consistency": 20.0, "reward": 0.1, "value": 0.1, "termination": 1.0}
 
-
-class TDMPC2(LatentPlanning):
+class TDMPC2(TDMPCBase):
     """Methods appear in the order of one update."""
 
     name = "tdmpc2"
-    pair = "mean"
-    compiled = ("_targets", "_model_losses")
+    q_reduction = "mean"
+    loss_names: ClassVar[tuple[str, ...]] = ("consistency", "reward", "termination", "value")
+    compiled = ("_targets", "world_model_losses", "_value_loss")
 
     def __init__(
         self,
         *,
-        batch_size: int = 256,
-        horizon: int = 3,  # transitions of a window; the planner has its own
-        rho: float = 0.5,  # a step counts this much less than the one before it
-        entropy_scale: float = 1e-4,
-        loss_scales: Mapping[str, float] | None = None,
-        act_with: str = "planner",  # or policy
-        class_noise: float = 0.05,  # share of random discrete actions while training
+        batch_size: int,
+        horizon: int,  # transitions of a window; the planner has its own
+        rho: float,  # a step counts this much less than the one before it
+        entropy_scale: float,
+        loss_scales: Mapping[str, float],  # of each of `loss_names`
+        act_with: str,  # planner or policy
+        class_noise: float,  # share of random discrete actions while training
     ) -> None:
         super().__init__(batch_size=batch_size, horizon=horizon, act_with=act_with, class_noise=class_noise)
         if not 0.0 < rho <= 1.0:
             raise ConfigError(f"rho={rho}: expected more than 0 and at most 1.")
-        for name in loss_scales or {}:
-            if name not in LOSS_SCALES:
-                raise ConfigError(f"loss_scales.{name}: there is no such loss.{nearest(name, LOSS_SCALES)}")
-        self.rho, self.entropy_scale = rho, entropy_scale
-        self.loss_scales = LOSS_SCALES | dict(loss_scales or {})
+        for name in loss_scales:
+            if name not in self.loss_names:
+                raise ConfigError(f"loss_scales.{name}: there is no such loss.{nearest(name, self.loss_names)}")
+        self.rho, self.entropy_scale, self.loss_scales = rho, entropy_scale, dict(loss_scales)
 
     def _bind_context(self, context: WorkflowContext) -> None:
         self.value_scale = context.component("value_scale", RunningScale)
         super()._bind_context(context)
         self.step_weight = self._powers(self.rho, self.horizon + 1)
 
-    # One update -------------------------------------------------------------------------------------------------------
+    # Updates ----------------------------------------------------------------------------------------------------------
 
     def _train_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """One step on the losses of model and Qs; then one of the policy, at the latents of before that step and by the
+        Qs of after it."""
         window = self._window(inputs)
         with self.context.autocast():
             losses, latents, metrics = self.model_losses(window)
-            total = torch.stack([self.loss_scales[name] * loss for name, loss in losses.items()]).sum()
+            total = self._total(losses)
         self._optimize(self.model_optimizer, total)
-        # The policy sees the latents of before that step, and the values of after it.
+        losses |= self._policy_step(latents.detach(), window, metrics)
+        metrics |= {f"loss/{name}": loss for name, loss in losses.items()} | {"loss/total": total}
+        return self._packed("update", metrics)
+
+    def _world_model_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        window = self._window(inputs)
         with self.context.autocast():
-            policy_loss, policy_metrics = self.policy_loss(latents.detach(), window.alive)
-        self._optimize(self.policy_optimizer, policy_loss)
+            with torch.no_grad():
+                following = self._encode(window.following)
+            losses = self.world_model_losses(self.roll_out(window), window, following)
+            total = self._total(losses)
+        self._optimize(self.model_optimizer, total, WORLD_MODEL)
+        metrics = {f"loss/{name}": loss for name, loss in losses.items()} | {"loss/total": total}
+        return self._packed("update_world_model", metrics)
+
+    def _controller_step(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        window = self._window(inputs)
+        with self.context.autocast():
+            with torch.no_grad():
+                _, target = self.targets(window)
+                latents = self.roll_out(window).latents
+            value_loss, metrics = self.value_loss(latents, window, target)
+        self._optimize(self.model_optimizer, self._total({"value": value_loss}), BEHAVIOUR)
+        losses = {"value": value_loss} | self._policy_step(latents, window, metrics)
+        return self._packed("update_controller", metrics | {f"loss/{name}": loss for name, loss in losses.items()})
+
+    def _policy_step(self, latents: Tensor, window: Window, metrics: dict[str, Tensor]) -> Losses:
+        """One step of the policy, then one of the slow Qs; adds to the metrics."""
+        with self.context.autocast():
+            loss, further = self.policy_loss(latents, window.alive)
+        self._optimize(self.policy_optimizer, loss)
         self.q.update_slow()
-        metrics |= policy_metrics | {f"loss/{name}": loss for name, loss in losses.items()}
-        return self._packed(metrics | {"loss/total": total, "loss/policy": policy_loss})
+        metrics |= further
+        return {"policy": loss}
+
+    def _total(self, losses: Losses) -> Tensor:
+        return torch.stack([self.loss_scales[name] * loss for name, loss in losses.items()]).sum()
 
     def batch_losses(self, batch: SequenceBatch) -> Losses:
         window = self._window(self._inputs(batch))
@@ -78,58 +110,72 @@ class TDMPC2(LatentPlanning):
             losses, latents, _ = self.model_losses(window)
             return losses | {"policy": self.policy_loss(latents, window.alive, watch=False)[0]}
 
-    # The world model --------------------------------------------------------------------------------------------------
+    # The world model and the Qs ---------------------------------------------------------------------------------------
 
     def model_losses(self, window: Window) -> tuple[Losses, Tensor, dict[str, Tensor]]:
-        """Consistency, reward, value and termination, unscaled; the latents z_0 … z_H; values to watch."""
-        window = window._replace(observation=self.encoder.augment(window.observation))
-        horizon, batch = window.reward.shape
+        """Consistency, reward, termination and value, unscaled; the latents z_0 … z_H; metrics."""
         with torch.no_grad():
-            noise, pair = self.policy.draw_noise((horizon, batch)), self.q.draw_pair()
-            following, target = self._targets(window.following, window.reward, window.terminal, noise, pair)
+            following, target = self.targets(window)
         rolled = self.roll_out(window)
-        keep = self.q.draw_keep(self.q.members, horizon * batch)
-        losses, value = self._model_losses(rolled, window, following, target, keep)
-        metrics = {"q/value": value, "q/target": (window.valid * target).sum() / window.valid.sum().clamp(min=1.0)}
+        losses = self.world_model_losses(rolled, window, following)
+        losses["value"], metrics = self.value_loss(rolled.latents, window, target)
         return losses, rolled.latents, metrics
 
-    def _targets(
-        self, following: dict[str, Tensor], reward: Tensor, terminal: Tensor, noise: Tensor, pair: Tensor
-    ) -> tuple[Float[Tensor, "horizon batch latent"], Float[Tensor, "horizon batch"]]:
+    def targets(self, window: Window) -> tuple[Float[Tensor, "horizon batch latent"], Float[Tensor, "horizon batch"]]:
         """z̄ = h(s'), and y = r + γ (1 - end) min of two target Qs at (z̄, a' ~ π): encoder and policy are the online
         ones, and z̄ comes from the true next observation."""
+        noise, members = self.policy.draw_noise(window.reward.shape), self.q.draw_pair()
+        return self._targets(window.following, window.reward, window.terminal, noise, members)
+
+    def _targets(
+        self, following: dict[str, Tensor], reward: Tensor, terminal: Tensor, noise: Tensor, members: Tensor
+    ) -> tuple[Tensor, Tensor]:
         latent = self.encoder(following).float()
         action = self.policy.sample(latent, noise)
-        values = self.q.mean(self.q.target(latent.flatten(0, 1), action.flatten(0, 1), pair))
+        values = self.q.mean(self.q.target(latent.flatten(0, 1), action.flatten(0, 1), members))
         bootstrap = values.amin(0).view_as(reward)
         return latent, reward + self.model.discount * (1.0 - terminal) * bootstrap
 
-    def _model_losses(
-        self, rolled: RolledOut, window: Window, following: Tensor, target: Tensor, keep: Tensor | None
-    ) -> tuple[Losses, Tensor]:
-        """Means over batch and steps; step k counts ρ^k. Also the mean value."""
-        horizon, batch = window.reward.shape
-        weight = window.valid * self.step_weight[:-1] / (horizon * batch)
-        before, after = rolled.latents[:-1], rolled.latents[1:]
-        outputs = self.q(before.flatten(0, 1), window.action.flatten(0, 1), keep=keep).unflatten(1, (horizon, batch))
-        value_loss = self.q.loss(outputs, target.expand(self.q.members, -1, -1)).mean(0)
+    def world_model_losses(
+        self, rolled: RolledOut, window: Window, following: Float[Tensor, "horizon batch latent"]
+    ) -> Losses:
+        """‖z_{k+1} - z̄_{k+1}‖², cross-entropy of rewards and of ends: means over batch and steps, step k by ρ^k."""
+        weight = window.valid * self.step_weight[:-1] / window.reward.numel()
+        after = rolled.latents[1:]
         losses = {
             "consistency": (weight * (after - following).square().mean(-1)).sum(),
             "reward": (weight * self.model.reward_loss(rolled.reward, window.reward)).sum(),
-            "value": (weight * value_loss).sum(),
         }
         if self.model.episodic:
             logit = self.model.termination_logit(after)
             miss = F.binary_cross_entropy_with_logits(logit, window.terminal, reduction="none")
             losses["termination"] = (window.valid * miss).mean()
-        return losses, self.q.mean(outputs.detach()).mean()
+        return losses
+
+    def value_loss(
+        self, latents: Float[Tensor, "states batch latent"], window: Window, target: Float[Tensor, "horizon batch"]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy of all Qs at (z_k, a_k) with the targets, likewise; and metrics."""
+        keep = self.q.draw_keep(self.q.members, target.numel())
+        loss, value = self._value_loss(latents, window, target, keep)
+        mean_target = (window.valid * target).sum() / window.valid.sum().clamp(min=1.0)
+        return loss, {"q/value": value, "q/target": mean_target}
+
+    def _value_loss(
+        self, latents: Tensor, window: Window, target: Tensor, keep: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        weight = window.valid * self.step_weight[:-1] / target.numel()
+        outputs = self.q(latents[:-1].flatten(0, 1), window.action.flatten(0, 1), keep=keep)
+        outputs = outputs.unflatten(1, target.shape)
+        by_step = self.q.loss(outputs, target.expand(self.q.members, -1, -1)).mean(0)
+        return (weight * by_step).sum(), self.q.mean(outputs.detach()).mean()
 
     # The policy -------------------------------------------------------------------------------------------------------
 
     def policy_loss(
         self, latents: Float[Tensor, "states batch latent"], alive: Tensor, *, watch: bool = True
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """-(value / scale + entropy), where the values are frozen: the mean over z_0 … z_H, step k counts ρ^k.
+        """-(value / scale + entropy) by frozen Qs: the mean over z_0 … z_H, step k by ρ^k; and metrics.
 
         The scale follows the spread of the values at the windows' first states, unless `watch` is off.
         """

@@ -3,8 +3,7 @@
 from rl_lab.components.decoders.base import ObservationModel
 from rl_lab.components.decoders.cnn import DreamerCNNDecoder
 from rl_lab.components.decoders.contrastive import ContrastiveModel
-from rl_lab.components.decoders.mlp import MLPDecoder
-from rl_lab.components.decoders.multi_key import MultiKeyDecoder
+from rl_lab.components.decoders.multi_key import MLPDecoder, MultiKeyDecoder
 from rl_lab.components.decoders.planet_cnn import PlanetCNNDecoder
 
 __all__ = [

@@ -6,34 +6,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rl_lab.components.representation_learners.base import LatentState
+from rl_lab.components.world_models.base import LatentState
 
 
 class ObservationModel(nn.Module, ABC):
     """The part of a world model that says what a state means."""
 
-    metric_group: ClassVar[str] = "reconstruction"  # what its losses are logged under
-
-    def fuse(self) -> bool:
-        """Compute `losses` with kernels of its own from now on, where there are some: see `rl_lab.nn.fusion`."""
-        return False
-
-    def rehearse(self, dtype: torch.dtype) -> None:
-        """Compile those kernels, for computing in `dtype`."""
+    metric_group: ClassVar[str] = "reconstruction"  # the prefix of its losses among the metrics
+    has_probe: ClassVar[bool] = False  # whether a decoder is trained on the side (`probe_losses`)
 
     @abstractmethod
     def losses(
         self, states: LatentState, embed: Float[Tensor, "*lead embed"], observation: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """What the states fail to explain, by name: [*lead], or one number for the batch. `embed` is the encoder's
-        output."""
+        """-ln p(observation | state) without constants, by name: [*lead], or one number for the batch. `embed` is
+        the encoder's output."""
 
     def probe_losses(self, states: LatentState, observation: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What trains a decoder on the side, for people to look at. Its gradient ends there: no state learns from it.
+        """Losses of a decoder that is trained on the side, for people to look at. Their gradient ends there: no
+        state learns from it.
 
         Where `losses` already trains a decoder there is none.
         """

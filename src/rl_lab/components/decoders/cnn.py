@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError
-from rl_lab.nn.fusion import has_triton
-from rl_lab.nn.layers import BlockLinear, Linear, NormedLinear, RMSNorm, UpsampleConv
-from rl_lab.nn.math import at_least_float32
+from rl_lab.kernels.registry import Accelerated
+from rl_lab.nn.convolutions import UpsampleConv
+from rl_lab.nn.distributions import at_least_float32
+from rl_lab.nn.layers import BlockLinear, Linear, NormedLinear, RMSNorm
 
 SHRINKS_BY = 16
 
 
-class DreamerCNNDecoder(nn.Module):
+class DreamerCNNDecoder(Accelerated):
     """From (deter, stoch) to an image in 0..1.
 
     A small map of 4·depth channels is the sum of a block layer of the deterministic state (each block owns the same
@@ -46,22 +44,17 @@ class DreamerCNNDecoder(nn.Module):
             UpsampleConv(inputs, outputs) for inputs, outputs in zip(widths, [*widths[1:], channels], strict=True)
         )
         self.norms = nn.ModuleList(RMSNorm(outputs) for outputs in widths[1:])
-        self.fused = False
-
-    def fuse(self) -> bool:
-        self.fused = has_triton(self.map_norm.weight)
-        return self.fused
 
     def forward(
         self, deter: Float[Tensor, "*lead deter"], stoch: Float[Tensor, "*lead stoch"]
     ) -> Float[Tensor, "*lead height width channels"]:
-        x = self._map(deter.reshape(-1, deter.shape[-1]), stoch.reshape(-1, stoch.shape[-1]))
+        x = self.small_map(deter.reshape(-1, deter.shape[-1]), stoch.reshape(-1, stoch.shape[-1]))
         for conv, norm in zip(self.convs, [*self.norms, None], strict=True):
             x = conv(x)
             x = F.silu(norm(x)) if norm is not None else x
         return torch.sigmoid(at_least_float32(x)).reshape(*deter.shape[:-1], *x.shape[1:])
 
-    def _map(self, deter: Float[Tensor, "rows deter"], stoch: Float[Tensor, "rows stoch"]) -> Tensor:
+    def small_map(self, deter: Float[Tensor, "rows deter"], stoch: Float[Tensor, "rows stoch"]) -> Tensor:
         """[rows, height/16, width/16, 4·depth]."""
         height, width, channels = self.map_shape
         inputs = deter.view(-1, self.blocks, deter.shape[-1] // self.blocks).transpose(0, 1)
@@ -76,32 +69,14 @@ class DreamerCNNDecoder(nn.Module):
         """Squared error of values in 0..1, summed over the image (no 1/2)."""
         return (prediction - image.to(prediction.dtype) / 255.0).square().sum((-3, -2, -1))
 
-    def fused_loss(
+    def image_loss(
         self, deter: Float[Tensor, "*lead deter"], stoch: Float[Tensor, "*lead stoch"],
         image: UInt8[Tensor, "*lead height width channels"],
     ) -> Float[Tensor, "*lead"]:  # fmt: skip
-        """`loss` of `forward`, with one kernel after each convolution."""
-        x = self._map(deter.reshape(-1, deter.shape[-1]), stoch.reshape(-1, stoch.shape[-1]))
-        return self._error_fused(x, image.reshape(-1, *image.shape[-3:])).reshape(image.shape[:-3])
-
-    def rehearse(self, dtype: torch.dtype) -> None:
-        last: Any = self.convs[-1]
-        height, width, _ = self.map_shape
-        x = torch.empty(2, *self.map_shape, dtype=dtype, device="meta", requires_grad=True)
-        size = SHRINKS_BY * height, SHRINKS_BY * width, last.out_channels
-        out = copy.deepcopy(self).to("meta")._error_fused(x, torch.empty(2, *size, dtype=torch.uint8, device="meta"))
-        out.backward(torch.empty_like(out))
-
-    def _error_fused(
-        self, x: Float[Tensor, "rows y x features"], image: UInt8[Tensor, "rows height width channels"]
-    ) -> Float[Tensor, " rows"]:
-        from rl_lab.nn.image_functions import image_error, phase_conv, placed_norm_silu
-
-        last: Any = self.convs[-1]
-        layers: Any = zip(self.convs[:-1], self.norms, strict=True)
-        for conv, norm in layers:
-            x = placed_norm_silu(phase_conv(x, conv.weight, pool=False), conv.bias, norm.weight, eps=norm.eps)
-        return image_error(phase_conv(x, last.weight, pool=False), last.bias, image)
+        """`loss` of the image that `forward` predicts."""
+        if self.kernels and (kernel := self.kernel("image_loss")) is not None:
+            return kernel(self, deter, stoch, image)
+        return self.loss(self(deter, stoch), image)
 
     def decode(self, prediction: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
         """In 0..255."""

@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rl_lab.components.decoders.base import ObservationModel
-from rl_lab.components.representation_learners.base import LatentState
+from rl_lab.components.world_models.base import LatentState
 from rl_lab.errors import ConfigError, nearest
+from rl_lab.nn.distributions import at_least_float32
 from rl_lab.nn.layers import Linear
-from rl_lab.nn.math import at_least_float32
 
 SCALES = {"barlow_twins": 0.05, "info_nce": 1.0}  # by objective, where none is given
 
@@ -27,6 +27,7 @@ class ContrastiveModel(ObservationModel):
     it shows what the states hold and changes nothing."""
 
     metric_group = "contrast"
+    has_probe = True
 
     def __init__(
         self,
@@ -64,7 +65,7 @@ class ContrastiveModel(ObservationModel):
         return self.probe.losses(states.detach(), states.deter.detach(), observation)
 
     def reconstruct(self, states: LatentState) -> dict[str, Tensor]:
-        """As the probe sees them."""
+        """The probe's reconstruction."""
         return self.probe.reconstruct(states)
 
     def wiring(self) -> dict[str, str]:

@@ -10,9 +10,9 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from rl_lab.components.encoders.planet_cnn import require_64
-from rl_lab.nn.layers import Linear, glorot_conv_
-from rl_lab.nn.math import at_least_float32
-from rl_lab.nn.strided_convs import StridedDeconv
+from rl_lab.nn.convolutions import StridedDeconv, glorot_conv_
+from rl_lab.nn.distributions import at_least_float32
+from rl_lab.nn.layers import Linear
 from rl_lab.nn.styles import StyleLike, layer_style
 
 KERNELS = (5, 5, 6, 6)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from math import e, factorial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,6 +23,9 @@ from rl_lab.specs import ActionSpec
 INPUT_CLIP = 10.0  # deviations
 VARIANCE_FLOOR = 1e-6  # what is constant stays small
 VALIDATION_RATE = 0.05  # of the running average by which members are ranked
+HELD_OUT = -1  # the "member" whose hash decides which records are held out
+# Cumulative probabilities of Poisson(1): a uniform number u stands for as many draws as there are entries up to u.
+POISSON = torch.tensor([sum(1.0 / factorial(k) for k in range(count + 1)) / e for count in range(8)])
 
 
 class Dynamics(nn.Module, ABC):
@@ -39,10 +43,10 @@ class Dynamics(nn.Module, ABC):
         observation: Mapping[str, SpecLike],
         action: ActionSpec | Mapping[str, object],
         outputs: int,  # of the network, for each entry of the observation
-        members: int = 1,
-        elites: int | None = None,  # null: all members
-        units: int = 128,
-        layers: int = 2,
+        members: int,
+        elites: int | None,  # null: all members
+        units: int,
+        layers: int,
         validation_share: float = 0.1,  # of the transitions; only where elites are chosen
     ) -> None:
         super().__init__()
@@ -104,10 +108,10 @@ class Dynamics(nn.Module, ABC):
     def negative_log_likelihood(
         self, raw: Float[Tensor, "members rows outputs"], change: Float[Tensor, "members rows observation"]
     ) -> Float[Tensor, "members rows"]:
-        """Of changes at unit scale; the mean over the observation's entries, up to a constant."""
+        """Negative log-likelihood of changes at unit scale, up to a constant; the mean over the entries."""
 
     def regularizer(self) -> Tensor:
-        """What the loss has besides, once."""
+        """A term of the loss that does not depend on data."""
         return self.changes.mean.new_zeros(())
 
     def loss(
@@ -118,25 +122,31 @@ class Dynamics(nn.Module, ABC):
         valid: Bool[Tensor, " rows"],
         record: Int[Tensor, " rows"] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of all members and what to watch. Each member sees its own resampling of the rows.
+        """The loss of all members, and metrics. Each member learns from its own bootstrap of the data.
 
-        `record` are the transitions' numbers: a fixed share of them is held out to rank members by.
+        `record` are the transitions' numbers. They decide once and for all how often each member counts a transition,
+        and which ones are held out to rank members by. Without numbers every member counts everything once.
         """
-        rows = observation.shape[0]
-        held_out = self._held_out(rows, record, observation.device)
-        drawn = torch.randint(rows, (self.members, rows), device=observation.device) if self.members > 1 else None
-        own = [value.expand(1, *value.shape) if drawn is None else value[drawn] for value in
-               (observation, action, following, valid & ~held_out)]  # fmt: skip
-        losses = self._losses(own[0], own[1], own[2])
-        weight = own[3].to(losses.dtype)
-        by_member = (losses * weight).sum(1) / weight.sum(1).clamp(min=1.0)
+        everyone = (self.members, -1, -1)
+        losses = self._losses(observation.expand(*everyone), action.expand(*everyone), following.expand(*everyone))
+        held_out = self._held_out(observation.shape[0], record, observation.device)
+        weight = (valid & ~held_out).to(losses.dtype) * self.bootstrap_counts(record)
+        by_member = (losses * weight).sum(1) / weight.expand_as(losses).sum(1).clamp(min=1.0)
         if self.elites < self.members:
-            self._rank(observation, action, following, valid & held_out)
+            self._rank(losses.detach(), valid & held_out)
         loss = by_member.sum() + self.regularizer()
         metrics = {"dynamics": by_member.mean()}
         if self.members > 1:
             metrics["dynamics_spread"] = by_member.amax() - by_member.amin()
         return loss, metrics
+
+    def bootstrap_counts(self, record: Int[Tensor, " rows"] | None) -> Float[Tensor, "members rows"] | float:
+        """The number of times that each record is in each member's bootstrap: Poisson(1), the limit of resampling with
+        replacement for many records. A function of record and member alone, so it stays the same while data grows."""
+        if record is None or self.members == 1:
+            return 1.0
+        uniform = torch.stack([hashed(record, member) for member in range(self.members)])
+        return torch.bucketize(uniform, POISSON.to(uniform), right=True).to(uniform.dtype)
 
     def _losses(self, observation: Tensor, action: Tensor, following: Tensor) -> Tensor:
         change = (following - observation - self.changes.mean) * torch.rsqrt(self.changes.variance + VARIANCE_FLOOR)
@@ -146,13 +156,11 @@ class Dynamics(nn.Module, ABC):
         if self.elites == self.members or record is None:
             return torch.zeros(rows, dtype=torch.bool, device=device)
         # A fixed pseudo-random share: whole stretches would all come from one episode.
-        return (record * 2_654_435_761) % 1_000_003 < self.validation_share * 1_000_003
+        return hashed(record, HELD_OUT) < self.validation_share
 
     @torch.no_grad()
-    def _rank(self, observation: Tensor, action: Tensor, following: Tensor, rows: Bool[Tensor, " rows"]) -> None:
+    def _rank(self, losses: Float[Tensor, "members rows"], rows: Bool[Tensor, " rows"]) -> None:
         """Follow each member's loss on held-out rows, and choose the elites by it."""
-        everyone = (self.members, -1, -1)
-        losses = self._losses(observation.expand(*everyone), action.expand(*everyone), following.expand(*everyone))
         weight = rows.to(losses.dtype)
         fresh = (losses * weight).sum(1) / weight.sum().clamp(min=1.0)
         rate = VALIDATION_RATE * (fresh.isfinite().all() & rows.any()).to(fresh.dtype)
@@ -170,3 +178,12 @@ class Dynamics(nn.Module, ABC):
         weight = valid.to(observation.dtype)
         self.inputs.update(torch.cat([observation, action], -1), weight)
         self.changes.update(following - observation, weight)
+
+
+def hashed(record: Int[Tensor, " rows"], member: int) -> Float[Tensor, " rows"]:
+    """A pseudo-random number in [0, 1) for each record, independent between members (a 32-bit integer hash)."""
+    mask = 0xFFFF_FFFF
+    x = (record + (member + 2) * 0x9E37_79B9) & mask
+    x = ((x ^ (x >> 16)) * 0x21F0_AAAD) & mask
+    x = ((x ^ (x >> 15)) * 0x735A_2D97) & mask
+    return ((x ^ (x >> 15)) >> 8).to(torch.float32) / (1 << 24)

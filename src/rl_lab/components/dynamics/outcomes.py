@@ -1,4 +1,4 @@
-"""What a transition pays, and whether the episode goes on after it: known or learned."""
+"""Reward of a transition, and the probability that the episode goes on after it: known or learned."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class KnownOutcome(OutcomeModel):
         self,
         *,
         environment: str,
-        kwargs: Mapping[str, Any] | None = None,
-        normalize_actions: bool = True,
-        action_repeat: int | Literal["auto"] = "auto",
-        shaping: float = 0.0,
+        kwargs: Mapping[str, Any],
+        normalize_actions: bool,
+        action_repeat: int | Literal["auto"],
+        shaping: float,
     ) -> None:
         super().__init__()
         if action_repeat not in ("auto", 1):
@@ -98,8 +98,8 @@ class LearnedOutcome(OutcomeModel):
         *,
         observation: Mapping[str, SpecLike],
         action: ActionSpec | Mapping[str, object],
-        units: int = 128,
-        layers: int = 2,
+        units: int,
+        layers: int,
     ) -> None:
         super().__init__()
         size, actions = ObservationVector(observation).size, action_spec(action).encoded_size

@@ -3,11 +3,11 @@
 from rl_lab.components.encoders.cnn import DreamerCNN
 from rl_lab.components.encoders.images import QuantizedImages
 from rl_lab.components.encoders.impala import ImpalaCNN
-from rl_lab.components.encoders.mlp import MLPEncoder
-from rl_lab.components.encoders.multi_key import MultiKeyEncoder, handed_on
+from rl_lab.components.encoders.multi_key import MLPEncoder, MultiKeyEncoder
 from rl_lab.components.encoders.nature import NatureCNN
 from rl_lab.components.encoders.planet_cnn import PlanetCNN
 from rl_lab.components.encoders.resnet import ResNetEncoder
+from rl_lab.components.encoders.transformer import VisionTransformer
 
 __all__ = [
     "DreamerCNN",
@@ -18,5 +18,5 @@ __all__ = [
     "PlanetCNN",
     "QuantizedImages",
     "ResNetEncoder",
-    "handed_on",
+    "VisionTransformer",
 ]

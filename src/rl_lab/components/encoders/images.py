@@ -1,4 +1,4 @@
-"""What every image network starts with."""
+"""Preprocessing of images, shared by the image networks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError
-from rl_lab.nn.math import compute_dtype
+from rl_lab.nn.distributions import compute_dtype
 
 
 def scale_image(image: Shaped[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

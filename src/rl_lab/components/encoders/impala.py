@@ -7,7 +7,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from rl_lab.components.encoders.images import flatten_lead, scale_image
-from rl_lab.nn.layers import Conv, RMSNorm
+from rl_lab.nn.convolutions import Conv
+from rl_lab.nn.layers import RMSNorm
 
 
 class ResidualBlock(nn.Module):

@@ -10,26 +10,42 @@ from torch import Tensor, nn
 
 from rl_lab.components.encoders.cnn import DreamerCNN
 from rl_lab.components.encoders.impala import ImpalaCNN
-from rl_lab.components.encoders.mlp import MLPEncoder
 from rl_lab.components.encoders.nature import NatureCNN
 from rl_lab.components.encoders.planet_cnn import PlanetCNN
 from rl_lab.components.encoders.resnet import ResNetEncoder
+from rl_lab.components.encoders.transformer import VisionTransformer
 from rl_lab.components.observations import flat_observation
 from rl_lab.components.spaces import SpecLike, observation_specs, split_keys, stacked_image_shape
 from rl_lab.errors import ConfigError, nearest
-from rl_lab.nn.fusion import Fusable, fused
-from rl_lab.nn.math import symlog
-from rl_lab.nn.styles import StyleLike
+from rl_lab.nn.distributions import symlog
+from rl_lab.nn.layers import MLP
+from rl_lab.nn.styles import StyleLike, layer_style
 from rl_lab.specs import ObservationSpec
 
-ImageEncoder = DreamerCNN | ImpalaCNN | NatureCNN | PlanetCNN | ResNetEncoder
+ImageEncoder = DreamerCNN | ImpalaCNN | NatureCNN | PlanetCNN | ResNetEncoder | VisionTransformer
 IMAGE_ENCODERS: dict[str, type[ImageEncoder]] = {
     "dreamer": DreamerCNN,
     "impala": ImpalaCNN,
     "nature": NatureCNN,
     "planet": PlanetCNN,
     "resnet": ResNetEncoder,
+    "transformer": VisionTransformer,
 }
+
+
+class MLPEncoder(nn.Module):
+    """symlog, then `layers` times Linear → norm → activation."""
+
+    def __init__(
+        self, *, input_size: int, units: int = 256, layers: int = 3, use_symlog: bool = True, style: StyleLike = None
+    ) -> None:
+        super().__init__()
+        self.use_symlog = use_symlog
+        self.mlp = MLP(input_size, units, layers, style=layer_style(style))
+        self.output_size = self.mlp.output_size
+
+    def forward(self, vector: Float[Tensor, "*lead input_size"]) -> Float[Tensor, "*lead output_size"]:
+        return self.mlp(symlog(vector.float()) if self.use_symlog else vector)
 
 
 class MultiKeyEncoder(nn.Module):
@@ -57,13 +73,14 @@ class MultiKeyEncoder(nn.Module):
         self.specs = observation_specs(observation)
         self.images, self.vectors = split_keys(self.specs)
         self.use_symlog, self.half_images = use_symlog, half_images
-        self.vector: MLPEncoder | None = None
+        self.vector: MLPEncoder | None = None  # without layers, vectors are features as they are
         self.image: nn.Module | None = None
         self.output_size = 0
         if self.vectors:
             size = sum(spec.encoded_size for spec in self.vectors.values())
-            self.vector = MLPEncoder(input_size=size, units=units, layers=layers, use_symlog=False, style=style)
-            self.output_size += self.vector.output_size
+            if layers:
+                self.vector = MLPEncoder(input_size=size, units=units, layers=layers, use_symlog=False, style=style)
+            self.output_size += units if layers else size
         if self.images:
             self.image = image = _image_encoder(
                 self.images, image_encoder, depth=depth, strided=strided,
@@ -71,19 +88,13 @@ class MultiKeyEncoder(nn.Module):
             )  # fmt: skip
             self.output_size += image.output_size
 
-    def fuse(self) -> bool:
-        return self.image is not None and fused(self.image) is not None
-
-    def rehearse(self, dtype: torch.dtype) -> None:
-        assert isinstance(self.image, Fusable)
-        self.image.rehearse(dtype)
-
     def forward(self, observation: Mapping[str, Tensor]) -> Float[Tensor, "*lead output_size"]:
         """`observation[key]` is [*lead, *shape], as stored: uint8 images, integer classes, numeric vectors."""
         features = []
-        if self.vector is not None:
+        if self.vectors:
             parts = [self._flat(observation[key], spec) for key, spec in self.vectors.items()]
-            features.append(self.vector(parts[0] if len(parts) == 1 else torch.cat(parts, -1)))
+            vector = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+            features.append(vector if self.vector is None else self.vector(vector))
         if self.image is not None:
             images = [observation[key] for key in self.images]
             features.append(self._of_image(images[0] if len(images) == 1 else torch.cat(images, -1)))
@@ -97,32 +108,26 @@ class MultiKeyEncoder(nn.Module):
             return self.image(image).float()
 
     def _flat(self, value: Tensor, spec: ObservationSpec) -> Tensor:
-        flat = flat_observation(value, spec)
-        return symlog(flat) if self.use_symlog and spec.kind == "vector" else flat
+        if spec.kind != "vector":
+            return flat_observation(value, spec)
+        flat = value.float().flatten(value.ndim - len(spec.shape)) if spec.shape else value.float().unsqueeze(-1)
+        return symlog(flat) if self.use_symlog else flat
 
     def wiring(self) -> dict[str, str]:
         """For people: what each key goes through, and why."""
         text = {}
+        network = "as it is" if self.vector is None else "MLPEncoder"
         for key, spec in self.specs.items():
             shape = "×".join(map(str, spec.shape)) or "scalar"
             if spec.kind == "image":
                 joined = " (channels joined with the other images)" if len(self.images) > 1 else ""
                 text[key] = f"{type(self.image).__name__}: {shape} {spec.dtype} is an image{joined}"
             elif spec.kind == "discrete":
-                text[key] = f"one-hot ({spec.encoded_size}) → MLPEncoder: integers with {list(spec.classes)} classes"
+                text[key] = f"one-hot ({spec.encoded_size}) → {network}: integers with {list(spec.classes)} classes"
             else:
                 squash = "symlog → " if self.use_symlog else ""
-                text[key] = f"{squash}MLPEncoder: {shape} {spec.dtype} is a vector"
+                text[key] = f"{squash}{network}: {shape} {spec.dtype} is a vector"
         return text
-
-
-def handed_on(encoder: nn.Module) -> str | None:
-    """The one vector that an encoder hands on as it is, where that is all it does: then it need not be called."""
-    if not isinstance(encoder, MultiKeyEncoder) or len(encoder.specs) != 1 or encoder.use_symlog:
-        return None
-    ((key, spec),) = encoder.specs.items()
-    plain = spec.kind == "vector" and spec.dtype == "float32" and len(spec.shape) == 1
-    return key if plain and not any(True for _ in encoder.parameters()) else None
 
 
 def _image_encoder(

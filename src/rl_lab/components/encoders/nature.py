@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from rl_lab.components.encoders.images import flatten_lead
 from rl_lab.errors import ConfigError
-from rl_lab.nn.math import compute_dtype
-from rl_lab.nn.orthogonal import orthogonal_
+from rl_lab.nn.distributions import compute_dtype
+from rl_lab.nn.plain_mlp import orthogonal_
 
 SMALLEST = 36  # below this the last convolution has nothing left
 

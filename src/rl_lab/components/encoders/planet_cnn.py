@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.encoders.images import flatten_lead, scale_image
 from rl_lab.errors import ConfigError
-from rl_lab.nn.layers import glorot_conv_
-from rl_lab.nn.strided_convs import StridedConv
+from rl_lab.nn.convolutions import StridedConv, glorot_conv_
 from rl_lab.nn.styles import StyleLike, layer_style
 
 IMAGE_SIZE = 64  # the only one that the decoder's kernels lead back to

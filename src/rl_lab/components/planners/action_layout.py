@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rl_lab.components.spaces import action_spec
-from rl_lab.nn.math import one_hot
+from rl_lab.nn.distributions import one_hot
 from rl_lab.specs import ActionSpec
 
 PROBABILITY_MARGIN = 1e-6  # keeps log(probability) finite

@@ -1,4 +1,4 @@
-"""What all planners share: the plan they return, the memory they keep, and how they score action sequences."""
+"""The base class of planners: the plan they return, the memory they keep, and the score of action sequences."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from rl_lab.simulation.service import SimulatorService
 from rl_lab.simulation.simulator import ModelState, Simulator, batch_size
 from rl_lab.specs import ActionSpec
 
-Memory = dict[str, Tensor]  # what a planner keeps from decision to decision, environments first; zeros: nothing
+Memory = dict[str, Tensor]  # kept from one decision to the next, environments first; zeros: no memory
 Bootstrap = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was chosen and what was considered. Encoded actions; the candidates are those of the last iteration."""
+    """The chosen sequence and the candidates of the last iteration; actions are encoded."""
 
     actions: Float[Tensor, "env horizon action"]  # the sequence that is followed
     value: Float[Tensor, " env"]  # the return that the model expects of it
@@ -36,7 +36,7 @@ class Plan:
 
     @property
     def action(self) -> Float[Tensor, "env action"]:
-        """What to do now."""
+        """The first action of the sequence."""
         return self.actions[:, 0]
 
     @property
@@ -69,20 +69,21 @@ class Planner(nn.Module, ABC):
         self,
         *,
         action: ActionLayout | ActionSpec | Mapping[str, Any],
-        horizon: int = 15,
-        discount: float = 1.0,
-        particles: int = 1,  # rollouts of each candidate in an uncertain model, averaged
-        bootstrap: Bootstrap = "auto",  # the model's value at the horizon; auto: where it has one
-        warm_start: bool = True,  # begin with the plan of the decision before
-        noise_beta: float = 0.0,  # how slowly the noise of candidates changes in time: its power is 1 / frequency^beta
+        horizon: int,
+        discount: float | Literal["auto"],  # auto: the model's
+        particles: int,  # rollouts of each candidate in an uncertain model, averaged
+        bootstrap: Bootstrap,  # the model's value at the horizon; auto: where it has one
+        warm_start: bool,  # begin with the plan of the decision before
+        noise_beta: float,  # how slowly the noise of candidates changes in time: its power is 1 / frequency^beta
     ) -> None:
         super().__init__()
         if horizon < 1 or particles < 1:
             raise ConfigError(f"horizon={horizon}, particles={particles}: expected at least 1 of each.")
-        if not 0.0 < discount <= 1.0:
-            raise ConfigError(f"discount={discount}: expected more than 0 and at most 1.")
+        if discount != "auto" and not 0.0 < discount <= 1.0:
+            raise ConfigError(f"discount={discount}: expected auto, or a number above 0 and at most 1.")
         self.layout = ActionLayout.of(action)
-        self.horizon, self.discount, self.particles = horizon, discount, particles
+        self.horizon, self.particles = horizon, particles
+        self._own_discount = None if discount == "auto" else float(discount)
         self.bootstrap, self.warm_start = bootstrap, warm_start
         self.register_buffer("neutral", self.layout.neutral(), persistent=False)
         self.register_buffer(
@@ -101,6 +102,11 @@ class Planner(nn.Module, ABC):
     def simulator(self) -> Simulator:
         return self._service.simulator
 
+    @property
+    def discount(self) -> float:
+        """γ: the planner's own where it is set, else the model's."""
+        return self.simulator.discount if self._own_discount is None else self._own_discount
+
     def check_model(self) -> None:
         """Refuse a model that lacks what this planner needs."""
         simulator = self.simulator
@@ -118,30 +124,38 @@ class Planner(nn.Module, ABC):
     def score(
         self, state: ModelState, candidates: Float[Tensor, "env candidate horizon action"]
     ) -> Float[Tensor, "env candidate"]:
-        """Σ_t γ^t c_t r_t + γ^H c_H V(s_H) for each sequence, c_t the probability to be alive, averaged over particles.
+        """Σ_{t<H} γ^t c_t r_{t+1} + γ^H c_H V(s_H) for each sequence, averaged over particles; c_t is the probability
+        that the episode has not ended by step t.
 
-        A return that is NaN or infinite counts as -inf: such a candidate never wins.
+        Where the model's V(s_H) includes the reward on arriving at s_H, it takes the place of that reward:
+        Σ_{t<H-1} γ^t c_t r_{t+1} + γ^(H-1) c_{H-1} V(s_H). A return that is NaN or infinite counts as -inf: such a
+        candidate never wins.
         """
         simulator = self.simulator
         envs, count = candidates.shape[:2]
         actions = candidates.flatten(0, 1)
         actions = actions.repeat_interleave(self.particles, 0) if self.particles > 1 else actions
         start = simulator.spread(state, count, self.particles)
-        total, weight, state = simulator.evaluate(start, actions, self.discount)
+        evaluation = simulator.evaluate(start, actions, self.discount)
+        total = evaluation.total
         if simulator.has_value and self.bootstrap != "never":
-            total = total + weight * simulator.value(state)
+            value = simulator.value(evaluation.state)
+            if simulator.value_includes_reward:
+                total = total + evaluation.last_weight * (value - evaluation.last_reward)
+            else:
+                total = total + evaluation.weight * value
         mean = total.view(envs, count, self.particles).mean(-1)
         return torch.where(mean.isfinite(), mean, -torch.inf)
 
     # Planning ---------------------------------------------------------------------------------------------------------
 
     def initial_memory(self, num_envs: int) -> Memory:
-        """Nothing: the memory at the start of an episode."""
+        """The memory at the start of an episode: zeros."""
         mean = self.neutral.new_zeros(num_envs, self.horizon, self.layout.size)
         return {"plan_mean": mean, "plan_known": mean.new_zeros(num_envs)}
 
     def compile_blocks(self) -> None:
-        """Compile what a plan repeats outside of the model, where that pays. The plain methods stay the reference."""
+        """Compile the parts of a plan outside of the model, where that pays. The plain methods stay the reference."""
 
     @abstractmethod
     def draw_noise(self, num_envs: int) -> dict[str, Tensor]:
@@ -180,7 +194,7 @@ def take(
 
 
 def check_counts(*, samples: int, iterations: int, elites: int | None = None) -> None:
-    """What every planner that samples needs of its numbers."""
+    """Refuse numbers that no planner can sample with."""
     if samples < 1 or iterations < 1:
         raise ConfigError(f"samples={samples}, iterations={iterations}: expected at least 1 of each.")
     if elites is not None and not 1 <= elites <= samples:

@@ -26,14 +26,14 @@ class CEM(Planner):
     def __init__(
         self,
         *,
-        samples: int = 100,
-        iterations: int = 5,
-        elites: int = 10,
-        init_std: float = 0.5,  # of continuous entries, at every decision
-        min_std: float = 0.0,
-        momentum: float = 0.1,  # share of the old mean and variance in the new ones
-        class_floor: float = 0.05,  # share of equal probabilities in those of discrete actions
-        execute: Literal["mean", "best"] = "mean",  # best is for exact models: with learned ones it finds their errors
+        samples: int,
+        iterations: int,
+        elites: int,
+        init_std: float,  # of continuous entries, at every decision
+        min_std: float,
+        momentum: float,  # share of the old mean and variance in the new ones
+        class_floor: float,  # share of equal probabilities in those of discrete actions
+        execute: Literal["mean", "best"],  # best is for exact models: with learned ones it finds their errors
         **arguments: Any,
     ) -> None:
         super().__init__(**arguments)

@@ -26,11 +26,11 @@ class GradientPlanner(Planner):
     def __init__(
         self,
         *,
-        restarts: int = 4,  # sequences that climb side by side
-        iterations: int = 10,
-        learning_rate: float = 0.2,
-        clip: float = 1.0,  # norm of a sequence's gradient
-        init_std: float = 0.5,  # of the random starts, before tanh
+        restarts: int,  # sequences that climb side by side
+        iterations: int,
+        learning_rate: float,
+        clip: float,  # norm of a sequence's gradient
+        init_std: float,  # of the random starts, before tanh
         **arguments: Any,
     ) -> None:
         super().__init__(**arguments)

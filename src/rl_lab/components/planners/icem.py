@@ -25,13 +25,13 @@ class ICEM(CEM):
     def __init__(
         self,
         *,
-        samples: int = 40,
-        iterations: int = 3,
-        elites: int = 10,
-        keep: float = 0.3,  # share of the elites that goes on
-        decay: float = 1.25,  # each iteration draws this many times fewer samples, but at least twice the elites
-        noise_beta: float = 2.0,
-        execute: Literal["mean", "best"] = "best",
+        samples: int,
+        iterations: int,
+        elites: int,
+        keep: float,  # share of the elites that goes on
+        decay: float,  # each iteration draws this many times fewer samples, but at least twice the elites
+        noise_beta: float,
+        execute: Literal["mean", "best"],
         **arguments: Any,
     ) -> None:
         super().__init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 from rl_lab.components.planners.base import Memory, Plan, Planner, check_counts, take
 from rl_lab.components.planners.search import Search, moments
 from rl_lab.errors import ConfigError
-from rl_lab.nn.capture import compile_block
 from rl_lab.simulation.simulator import ModelState
 
 
@@ -26,14 +25,14 @@ class MPPI(Planner):
     def __init__(
         self,
         *,
-        samples: int = 200,
-        iterations: int = 1,
-        temperature: float = 1.0,
-        std: float = 0.7,  # of continuous entries, at the beginning of every decision
-        elites: int | None = None,  # null: all
-        min_std: float | None = None,  # null: the deviation stays what it is
-        class_floor: float = 0.05,  # share of equal probabilities in those of discrete actions
-        execute: Literal["mean", "best"] = "mean",
+        samples: int,
+        iterations: int,
+        temperature: float,
+        std: float,  # of continuous entries, at the beginning of every decision
+        elites: int | None,  # null: all
+        min_std: float | None,  # null: the deviation stays what it is
+        class_floor: float,  # share of equal probabilities in those of discrete actions
+        execute: Literal["mean", "best"],
         **arguments: Any,
     ) -> None:
         super().__init__(**arguments)
@@ -48,37 +47,22 @@ class MPPI(Planner):
         self.samples, self.iterations, self.temperature = samples, iterations, temperature
         self.std, self.min_std, self.elites = std, min_std, elites
         self.class_floor, self.execute = class_floor, execute
-        self._propose: Callable[..., Tensor] = self._propose_plainly
-        self._fit: Callable[..., tuple[Search, Tensor]] = self._fit_plainly
-
-    def compile_blocks(self) -> None:
-        self._propose, self._fit = compile_block(self._propose_plainly), compile_block(self._fit_plainly)
 
     def draw_noise(self, num_envs: int) -> dict[str, Tensor]:
         return {"candidates": self._normal(self.iterations, num_envs, self.samples)}
 
     def _plan(self, state: ModelState, memory: Memory, noise: Mapping[str, Tensor]) -> Plan:
         mean = self._first_mean(memory)
-        search = Search(mean.clone(), torch.full_like(mean, self.std))  # a view would be compiled for itself
+        search = Search(mean, torch.full_like(mean, self.std))
         fixed = self._fixed_candidates(state)
         for draw in noise["candidates"]:
-            candidates = self._propose(search, draw, fixed)
+            drawn = self.layout.sample(search.mean[:, None].expand_as(draw), search.std[:, None].expand_as(draw), draw)
+            candidates = drawn if fixed is None else torch.cat([fixed, drawn], 1)
             returns = self.score(state, candidates)
             best_returns, best = returns.topk(self.elites or candidates.shape[1], 1)
-            search, weight = self._fit(search, candidates, best, best_returns)
+            weight = self._weights(best_returns)
+            search = self._refit(search, take(candidates, best), weight)
         return self._chosen(search, candidates, returns, best, weight)
-
-    def _propose_plainly(self, search: Search, draw: Tensor, fixed: Tensor | None) -> Tensor:
-        """The candidates of one iteration."""
-        drawn = self.layout.sample(search.mean[:, None].expand_as(draw), search.std[:, None].expand_as(draw), draw)
-        return drawn if fixed is None else torch.cat([fixed, drawn], 1)
-
-    def _fit_plainly(
-        self, search: Search, candidates: Tensor, best: Tensor, best_returns: Tensor
-    ) -> tuple[Search, Tensor]:
-        """The distribution of the next iteration, and what each of the best counted."""
-        weight = self._weights(best_returns)
-        return self._refit(search, take(candidates, best), weight), weight
 
     def _fixed_candidates(self, state: ModelState) -> Float[Tensor, "env candidate horizon action"] | None:
         """Sequences that compete in every iteration."""

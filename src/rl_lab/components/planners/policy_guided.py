@@ -23,14 +23,14 @@ class PolicyGuided(MPPI):
     def __init__(
         self,
         *,
-        samples: int = 128,
-        iterations: int = 4,
-        elites: int | None = 16,
-        policy_samples: int = 16,
-        temperature: float = 0.5,
-        std: float = 1.0,
-        min_std: float | None = 0.05,
-        bootstrap: Bootstrap = "always",
+        samples: int,
+        iterations: int,
+        elites: int | None,
+        policy_samples: int,
+        temperature: float,
+        std: float,
+        min_std: float | None,
+        bootstrap: Bootstrap,
         **arguments: Any,
     ) -> None:
         super().__init__(
@@ -56,7 +56,7 @@ class PolicyGuided(MPPI):
         return {"candidates": self._normal(self.iterations, num_envs, self.samples - self.policy_samples)}
 
     def _fixed_candidates(self, state: ModelState) -> Float[Tensor, "env candidate horizon action"]:
-        """What the policy would do."""
+        """Sequences that follow the model's policy."""
         simulator, count = self.simulator, self.policy_samples
         start = simulator.spread(state, count)
         actions = simulator.rollout(start, None, self.horizon).action

@@ -15,7 +15,7 @@ from rl_lab.simulation.simulator import ModelState
 class RandomShooting(Planner):
     """Uniform sequences; with a warm start the rest of the last plan is one of the candidates."""
 
-    def __init__(self, *, samples: int = 1000, shown_elites: int = 10, **arguments: Any) -> None:
+    def __init__(self, *, samples: int, shown_elites: int = 10, **arguments: Any) -> None:
         super().__init__(**arguments)
         check_counts(samples=samples, iterations=1)
         self.samples, self.shown_elites = samples, min(shown_elites, samples)

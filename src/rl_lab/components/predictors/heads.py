@@ -8,10 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from rl_lab.nn.distributions import Bernoulli
+from rl_lab.nn.distributions import Bernoulli, Spacing, TwoHot
 from rl_lab.nn.layers import Head
 from rl_lab.nn.styles import StyleLike, layer_style
-from rl_lab.nn.two_hot import Spacing, TwoHot
 
 
 class UnitNormal(nn.Module):
@@ -45,10 +44,6 @@ class RewardPredictor(nn.Module):
             style=layer_style(style),
         )  # fmt: skip
 
-    def fuse(self) -> bool:
-        """Run on kernels of our own from now on, where there are some."""
-        return self.head.fuse()
-
     def forward(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead out"]:
         return self.head(features)
 
@@ -73,10 +68,6 @@ class ContinuePredictor(nn.Module):
         super().__init__()
         self.discount, self.label = discount, label
         self.head = Head(feature_size, 1, units=units, layers=layers, outscale=outscale, style=layer_style(style))
-
-    def fuse(self) -> bool:
-        """Run on kernels of our own from now on, where there are some."""
-        return self.head.fuse()
 
     def forward(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead"]:
         """One logit."""

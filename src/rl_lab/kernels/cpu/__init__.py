@@ -1,0 +1,1 @@
+"""Kernels for the CPU. Imported where one is chosen: they need Numba."""

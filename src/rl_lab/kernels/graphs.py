@@ -1,0 +1,221 @@
+"""Compiled pieces of a training step, and the whole step as one CUDA graph: the device replays thousands of kernels
+without the host launching them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from functools import cache, partial, wraps
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_lab.kernels.registry import HOOKS, Accelerated
+
+Inputs = dict[str, Tensor]
+Outputs = dict[str, Tensor]
+COMPILER_PATIENCE = 30.0  # seconds
+MOST_COMPILERS = 8  # processes: the more there are, the longer they take to start, and this one has work, too
+
+
+_enabled = True
+
+
+def configure(*, compiling: bool) -> None:
+    """Switch compiling on or off for the process: `training.compile`."""
+    global _enabled
+    _enabled = compiling
+
+
+def compile_steps(module: Any) -> None:
+    """Compile the steps of a model's loops (`compiled_steps`) that have no kernel; the loops take them from there."""
+    for name in module.compiled_steps:
+        module.compiled[name] = compile_block(getattr(module, name))
+
+
+def compile_block(function: Callable, *, dynamic: bool = False) -> Callable:
+    """Compile a piece of a training step. Pieces, never unrolled loops: that keeps the warm-up short.
+
+    `dynamic`: one piece of code for all batch sizes, where there are several; else each is compiled for itself. With
+    `training.compile=off` the function stays as it is.
+    """
+    if not _enabled:
+        return function
+    start_compiler()
+    torch._dynamo.config.skip_nnmodule_hook_guards = False  # else a hook that comes later is passed over in silence
+    compiled = torch.compile(function, dynamic=dynamic, fullgraph=True)
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            await_compiler()
+        return compiled(*arguments, **named)
+
+    return run
+
+
+@cache
+def start_compiler() -> None:
+    """Start the processes that compile a GPU's kernels side by side. Until they run, one after another is compiled in
+    this process; left alone, they start with the first piece and take many seconds."""
+    if torch.cuda.is_available() and find_spec("triton") is not None:
+        from torch._inductor import config
+        from torch._inductor.async_compile import maybe_warm_pool
+
+        if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+            config.compile_threads = min(MOST_COMPILERS, config.compile_threads or 1)
+        maybe_warm_pool()
+
+
+@cache
+def await_compiler() -> None:
+    """Until they run. Where they do not come, the work is done without them."""
+    if torch.cuda.is_available() and find_spec("triton") is not None:
+        from torch._inductor.async_compile import AsyncCompile
+
+        with suppress(TimeoutError):
+            AsyncCompile.wait_pool_ready(timeout=COMPILER_PATIENCE)
+
+
+class Precompilation:
+    """Compiles Triton kernels ahead of their first call, in threads: most of that work lets other threads run."""
+
+    def __init__(self, tasks: Sequence[Callable[[], None]]) -> None:
+        self._pool = ThreadPoolExecutor(max(1, len(tasks)))
+        self._running = [self._pool.submit(task) for task in tasks]
+
+    @classmethod
+    def of(cls, modules: Sequence[nn.Module], *, batch: int, dtype: torch.dtype) -> Precompilation:
+        """The chosen kernels of these modules that can be compiled beforehand (`precompile_<function>`)."""
+        tasks = []
+        for module in (part for root in modules for part in root.modules() if isinstance(part, Accelerated)):
+            for kernel in module.kernels.values():
+                if (precompile := kernel.precompile()) is not None:
+                    tasks.append(partial(precompile, module, batch=batch, dtype=dtype))
+        return cls(tasks)
+
+    def wait(self) -> None:
+        """Until all are compiled. A kernel that could not be is compiled at its first call."""
+        for task in self._running:
+            if (error := task.exception()) is not None:
+                warnings.warn(f"Kernels were not compiled beforehand: {error!r}", stacklevel=2)
+        self._pool.shutdown()
+
+
+class Branch:
+    """A stream of its own: what runs in it is, in a captured graph, a parallel branch.
+
+        branch.fork()  # it begins after what has been asked for up to here
+        with branch:
+            ...
+        branch.join()  # what follows may use its results
+
+    The backward pass of a tensor runs where it was computed. What one side reads of the other has to stay alive until
+    the next fork or join, or its memory is given away too early.
+    """
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+        self._entered = ExitStack()
+
+    def fork(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream())
+
+    def join(self) -> None:
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def __enter__(self) -> None:
+        self._entered.enter_context(torch.cuda.stream(self._stream))
+
+    def __exit__(self, *_: object) -> None:
+        self._entered.close()
+
+
+class GradientCut:
+    """Holds gradients back at some tensors until all of them have come: what follows uses the leaves instead."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._tensors = tensors
+        self.leaves = tuple(tensor.detach().requires_grad_() for tensor in tensors)
+
+    def backward(self) -> None:
+        """Let them go on."""
+        reached = [(tensor, leaf.grad) for tensor, leaf in zip(self._tensors, self.leaves, strict=True)]
+        tensors, grads = zip(*((tensor, grad) for tensor, grad in reached if grad is not None), strict=True)
+        torch.autograd.backward(tensors, grads)
+
+
+class CapturedStep:
+    """Runs `function(inputs) -> outputs` as a CUDA graph, captured at the first call.
+
+    The function must have static shapes and never wait for the device. It may change state in place (parameters,
+    optimiser moments): `state` lists every such tensor, all of them made beforehand, so that the warm-up calls before
+    the capture leave no trace. Inputs may lie on the host. Outputs are overwritten by the next call.
+
+    A graph holds what the modules did when it was captured. `modules` are watched: where one got or lost a hook or a
+    layer since, the step is captured anew.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Inputs], Outputs],
+        state: Callable[[], Sequence[Tensor]],
+        *,
+        modules: Sequence[nn.Module] = (),
+        precompilation: Precompilation | None = None,
+        warmup: int = 2,  # the first one compiles, the second runs as it will be captured
+    ):
+        self._function, self._state, self._precompilation, self._warmup = function, state, precompilation, warmup
+        self._modules, self._seen = modules, 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._inputs: Inputs = {}
+        self._outputs: Outputs = {}
+
+    def __call__(self, inputs: Mapping[str, Tensor]) -> Outputs:
+        if self._graph is None or self._seen != structure(self._modules):
+            self._capture(inputs)
+        for name, tensor in inputs.items():
+            self._inputs[name].copy_(tensor, non_blocking=True)
+        assert self._graph is not None
+        self._graph.replay()
+        return self._outputs
+
+    def _capture(self, inputs: Mapping[str, Tensor]) -> None:
+        self._seen = structure(self._modules)
+        if self._precompilation is not None:
+            self._precompilation.wait()
+        self._inputs = {name: tensor.to("cuda", copy=True) for name, tensor in inputs.items()}
+        random_state = torch.cuda.get_rng_state()
+        before = [tensor.detach().clone() for tensor in self._state()]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(self._warmup):
+                self._function(self._inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads may go on using the GPU meanwhile: batches are prefetched.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._outputs = self._function(self._inputs)
+        with torch.no_grad():
+            for tensor, saved in zip(self._state(), before, strict=True):
+                tensor.copy_(saved)
+        torch.cuda.set_rng_state(random_state)
+
+
+def structure(modules: Sequence[nn.Module]) -> int:
+    """A number that changes when a part of these is swapped, or gets or loses a hook, a function or a parameter. It
+    stays the same when parameters only change their values."""
+    return hash(tuple(_identity(part) for module in modules for part in module.modules()))
+
+
+def _identity(part: nn.Module) -> tuple[Any, ...]:
+    own = tuple((name, id(value)) for name, value in part.__dict__.items() if callable(value))
+    hooks = tuple(tuple(getattr(part, name)) for name in HOOKS)
+    return id(part), type(part), part.training, own, hooks, tuple(map(id, part._parameters.values()))

@@ -1,0 +1,91 @@
+"""Whether the plain code that a kernel computes has been edited since the kernel was written.
+
+`fingerprints.json` holds a hash of every such function, over its tokens without comments, docstring and layout. After
+a change of a plain function its kernels step aside until they compute the new one and the file is renewed by
+`python -m rl_lab.kernels.sources`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import io
+import json
+import textwrap
+import tokenize
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).with_name("fingerprints.json")
+LAYOUT = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}  # fmt: skip
+
+
+def changed_source(names: Iterable[str]) -> str | None:
+    """A reason that names the first function of these that is not what it was; None where all are."""
+    for name in names:
+        function = find(name)
+        if _fingerprint_of(function) != recorded().get(name):
+            return f"{'.'.join(name.split('.')[-2:])} was edited"
+    return None
+
+
+def find(name: str) -> Any:
+    """The function with a full name such as `package.module.Class.method`, as it is now."""
+    owner, attribute = _owner(name)
+    value = vars(owner)[attribute] if attribute in vars(owner) else inspect.getattr_static(owner, attribute)
+    function: Any = value.fget if isinstance(value, property) else value
+    return inspect.unwrap(function)
+
+
+@cache
+def _owner(name: str) -> tuple[Any, str]:
+    """The module or class that a function belongs to, and its name there."""
+    words = name.split(".")
+    for end in range(len(words) - 1, 0, -1):
+        try:
+            owner: Any = importlib.import_module(".".join(words[:end]))
+        except ModuleNotFoundError:
+            continue
+        for word in words[end:-1]:
+            owner = inspect.getattr_static(owner, word)
+        return owner, words[-1]
+    raise ModuleNotFoundError(name)
+
+
+@cache
+def recorded() -> dict[str, str]:
+    return json.loads(FILE.read_text())
+
+
+@cache
+def _fingerprint_of(function: Any) -> str:
+    """A hash of the function's tokens; empty where its source is not to be had."""
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        return ""
+    tokens = tokenize.generate_tokens(io.StringIO(textwrap.dedent(source)).readline)
+    words = [token.string for token in tokens if token.type not in LAYOUT and not _is_docstring(token)]
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:16]
+
+
+def _is_docstring(token: tokenize.TokenInfo) -> bool:
+    return token.type == tokenize.STRING and token.string.startswith('"""')
+
+
+def renew() -> None:
+    """Take the present functions as those that the kernels compute."""
+    from rl_lab.kernels.catalogue import KERNELS
+
+    names = sorted({name for kernel in KERNELS for name in kernel.mirrors})
+    FILE.write_text(json.dumps({name: _fingerprint_of(find(name)) for name in names}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    renew()

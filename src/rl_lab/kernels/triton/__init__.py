@@ -1,0 +1,1 @@
+"""Kernels for a GPU. Imported where one is chosen: they need `triton`."""

@@ -1,0 +1,1 @@
+"""Pure functions: returns, divergences, actor and critic losses."""

@@ -1,0 +1,42 @@
+"""Subclasses that change the result of one method, and count their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Kind = TypeVar("Kind", bound=type)
+
+
+def overriding(base: Kind, name: str, calls: list[str]) -> Kind:
+    """A subclass whose method `name` gives another result than its parent's."""
+
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        calls.append(name)
+        return altered(getattr(super(kind, self), name)(*arguments, **named))
+
+    kind = type(f"My{base.__name__}", (base,), {name: method})
+    return kind  # type: ignore[return-value]
+
+
+def altered(value: Any) -> Any:
+    """The same structure with other numbers."""
+    if isinstance(value, Tensor):
+        value = value.flip(-1) if value.ndim else value
+        return 0.7 * value + 0.1 if value.is_floating_point() else value
+    if isinstance(value, Mapping):
+        return {key: altered(part) for key, part in value.items()}
+    if isinstance(value, tuple):
+        parts = [altered(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def assert_differ(one: Mapping[str, Tensor], other: Mapping[str, Tensor], name: str) -> None:
+    """Some entry of the results is not what it was."""
+    assert one.keys() == other.keys()
+    same = [torch.equal(one[key], other[key]) for key in one]
+    assert not all(same), f"{name} was overridden, and nothing changed"

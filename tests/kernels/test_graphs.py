@@ -1,0 +1,133 @@
+"""What is compiled, copied or captured notices that a module was changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.components.dense_models import B, T, make_model, sequence
+from torch import Tensor, nn
+
+from rl_lab.components.actors.dreamer import make_actor
+from rl_lab.components.world_models.base import Dream
+from rl_lab.kernels import deferred, graphs
+from rl_lab.kernels.deferred import observe
+from rl_lab.kernels.dreams import CopiedDream, DeferredDream
+from rl_lab.kernels.graphs import compile_block, structure
+from rl_lab.nn.layers import NormedLinear
+from rl_lab.specs import ActionSpec
+
+
+def hook(layer: NormedLinear) -> None:
+    layer.linear.register_forward_hook(lambda module, inputs, output: 0.5 * output)
+
+
+def hook_of_inputs(layer: NormedLinear) -> None:
+    layer.register_forward_pre_hook(lambda module, inputs: (inputs[0].flip(-1),))
+
+
+def swap_layer(layer: NormedLinear) -> None:
+    layer.linear = type(layer.linear)(layer.linear.in_features, layer.linear.out_features)
+
+
+def swap_activation(layer: NormedLinear) -> None:
+    layer.activate = torch.tanh
+
+
+def replace_method(layer: NormedLinear) -> None:
+    layer.norm.forward = lambda x: x
+
+
+def replace_parameter(layer: NormedLinear) -> None:
+    layer.linear.weight = nn.Parameter(torch.ones_like(layer.linear.weight))
+
+
+CHANGES = [hook, hook_of_inputs, swap_layer, swap_activation, replace_method, replace_parameter]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_changes_of_a_module_are_seen(change: Callable[[NormedLinear], None]) -> None:
+    """A captured step then is captured anew."""
+    layer, other = NormedLinear(4, 4), NormedLinear(4, 4)
+    before = structure([other, layer])
+    change(layer)
+    assert structure([other, layer]) != before
+
+
+def test_learning_changes_nothing() -> None:
+    """Nor does the choice of kernels, or what a module notes of itself."""
+    layer = NormedLinear(4, 4)
+    before = structure([layer])
+    with torch.no_grad():
+        layer.linear.weight += 1.0
+    layer(torch.ones(1, 4)).sum().backward()
+    layer.note = 3
+    assert structure([layer]) == before
+    removable = layer.register_forward_hook(lambda *_: None)
+    assert structure([layer]) != before
+    removable.remove()
+    assert structure([layer]) == before
+
+
+@pytest.mark.skipif(not hasattr(torch, "compile"), reason="needs the compiler")
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_compiled_piece_computes_what_the_module_is_now(
+    change: Callable[[NormedLinear], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when it was changed after the first call."""
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **_: compiler(function, backend="eager", dynamic=False))
+    torch._dynamo.reset()
+    layer, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(3, 4)
+    layer.linear, layer.norm, layer.activate = layer[0], layer[1], torch.relu
+
+    def piece(x: Tensor) -> Tensor:
+        return layer.activate(layer(x))
+
+    compiled = compile_block(piece)
+    torch.testing.assert_close(compiled(x), piece(x))
+    if change is swap_layer:
+        layer[0] = nn.Linear(4, 4)
+    else:
+        change(layer)  # type: ignore[arg-type]
+    torch.testing.assert_close(compiled(x), piece(x))
+
+
+@pytest.fixture
+def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "_enabled", False)
+
+
+@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.parametrize("kind", [CopiedDream, lambda *parts: DeferredDream(*parts, Dream.of)])
+def test_dreams_on_copies_say_when_these_are_copies_no_more(kind: Callable[..., Any]) -> None:
+    """Then the plain dream is dreamt."""
+    model = make_model("dreamer_v1").float()
+    actor = make_actor(action=ActionSpec("continuous", (2,)), feature_size=model.feature_size, units=8, layers=1)
+    dreams = kind(model, actor, torch.float32)
+    with torch.no_grad():
+        actor.head.outputs[0].weight += 1.0
+    assert dreams.holds()
+    model.register_forward_hook(lambda *_: None)
+    assert not dreams.holds()
+    dreams = kind(model, actor, torch.float32)
+    assert dreams.holds()
+    actor.head.trunk[0].activate = torch.tanh
+    assert not dreams.holds()
+
+
+@pytest.mark.usefixtures("_uncompiled")
+def test_deferred_filtering_follows_a_swapped_layer() -> None:
+    """One of the same class, for which the kernel still holds."""
+    model = make_model("planet").float()
+    data: dict[str, Any] = sequence(model)
+    data |= {name: data[name].float() for name in ("embed", "prev_action", "noise")}
+    data["initial"] = data["initial"].map(Tensor.float)
+    observe(model, **data)
+    assert model in deferred._filterings
+    model.input_layer = NormedLinear(6, 7, style=model.prior_head.trunk.style)
+    states, _ = observe(model, **data)
+    torch.testing.assert_close(states.deter, model.observe(**data)[0].deter)
+    assert states.deter.shape == (B, T, model.deter)
