@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.rl-lab-setup
 RL_LAB := $(BIN)/rl-lab
+JOBS ?= logical
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format learn bench
+.PHONY: torture help setup demo test test-ui web lint format learn bench
 
 help:  ## show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 setup: $(STAMP)  ## create .venv and install RL Lab with every environment family (again only when versions change)
 
@@ -25,8 +26,17 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup_system.sh
 demo: setup  ## train the default experiment (DreamerV3 on CartPole) and print where its report is
 	$(RL_LAB) train
 
-test: setup  ## unit and integration tests
-	$(BIN)/python -m pytest
+test: setup  ## unit and integration tests, shared over the cores (JOBS=1: in one process)
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
+
+test-ui: setup web  ## the web pages in headless Chromium (installs Chromium and Node where it may)
+	git diff --exit-code --stat -- src/rl_lab/ui/static || \
+		{ echo "src/rl_lab/ui/static is not what web/ builds: commit what 'make web' wrote."; exit 1; }
+	$(BIN)/python -m pytest tests/ui -m browser
+
+web:  ## build the web pages into the package
+	bash scripts/setup_browser.sh
+	cd web && npm run --silent check && npm run --silent build
 
 lint: setup  ## ruff, mypy and the layers' import rules
 	$(BIN)/ruff check .
@@ -46,3 +56,8 @@ bench: setup  ## speed of replay, the loop, DQN and the command line
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/dqn.py
 	$(BIN)/python benchmarks/startup.py
+
+HOURS ?= 0.1
+SOAK ?= 0
+torture: setup  ## kills, full disks, damage, hostile runs, bad environments, fuzz: HOURS=1 for an hour, SOAK=60 for minutes more
+	$(BIN)/python -m tests.torture --hours $(HOURS) --soak $(SOAK)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch._dynamo.utils import get_compilation_metrics
 from torch.profiler import ProfilerActivity, profile
 
-from rl_lab.components.representation_learners.base import LatentState
-from rl_lab.nn.capture import CapturedStep
+from rl_lab.components.world_models.base import LatentState
+from rl_lab.kernels.graphs import CapturedStep
 from rl_lab.records import SequenceBatch
 from rl_lab.workflows.dreamer_v3 import DreamerV3
 

@@ -20,7 +20,7 @@ import torch
 from dreamer_v3_stages import first_calls, kernel_seconds, print_stages, print_warmup
 from measuring import device_name, synchronize, write_record
 
-from rl_lab.components.representation_learners.base import DETER, STOCH
+from rl_lab.components.world_models.base import DETER, STOCH
 from rl_lab.experiment.config import compose, resolve
 from rl_lab.experiment.device import resolve_device, resolve_precision
 from rl_lab.experiment.dims import fill_dims

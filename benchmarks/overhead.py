@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from rl_lab.components.controllers.manager import ControllerManager
+from rl_lab.components.controller_manager import ControllerManager
 from rl_lab.data_sources.base import SourceContext
 from rl_lab.data_sources.replay import SequenceReplay
 from rl_lab.environments import EnvironmentSettings, VectorEnv, make_vector_env

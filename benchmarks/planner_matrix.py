@@ -4,6 +4,7 @@ Each model is trained once (or taken from --run-root, where a finished run of it
 put on it, as `rl-lab eval RUN --planner NAME key=value` does. All play the same episodes, with about the same number of
 imagined sequences for a decision. What RL Lab refuses is the reason in that cell.
 Run it: python benchmarks/planner_matrix.py [--run-root DIR] [--episodes N] [--json results/matrix/planners.json]
+and with --column "RSSM (Dreamer v1)" for the columns of one model alone, which are measured anew.
 """
 
 from __future__ import annotations
@@ -123,27 +124,35 @@ def main() -> None:
     parser.add_argument("--run-root", type=Path, default=Path("experiments"), help="where runs are kept")
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--json", type=Path, help="where to write the result; cells that it has already are kept")
+    parser.add_argument("--column", choices=sorted({model.name for model in MODELS}), help="measure these cells anew")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     before = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {}
     cells = {(entry["environment"], entry["model"], entry["planner"]): entry for entry in before.get("cells", [])}
-    models = []
-    for model in MODELS:
+    for entry in cells.values():  # measured before: with the commit of then
+        entry.setdefault("commit", before.get("commit"))
+    models = {(entry["environment"], entry["model"]): entry for entry in before.get("models", [])}
+    for model in (model for model in MODELS if asked.column in (None, model.name)):
         run = trained(model, asked.run_root)
-        models.append(model_facts(model, run))
+        models[model.environment, model.name] = model_facts(model, run)
         for planner in (OWN, *PLANNERS):
             key = (model.environment, model.name, planner)
-            if key not in cells:
-                cells[key] = cell(model, run, planner, asked.episodes)
+            if key not in cells or asked.column:
+                cells[key] = cell(model, run, planner, asked.episodes) | {"commit": commit()}
                 print(" | ".join(str(cells[key].get(name, "")) for name in (*cells[key],)), flush=True)
             if asked.json:
-                write(asked.json, models, list(cells.values()))
+                write(asked.json, list(models.values()), list(cells.values()))
+
+
+def commit() -> str:
+    """The commit that is checked out, with `-dirty` where files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def write(path: Path, models: list[dict[str, Any]], cells: list[dict[str, Any]]) -> None:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     versions = {"python": platform.python_version(), "torch": torch.__version__}
-    facts = {"benchmark": "planner_matrix", "commit": commit.stdout.strip(), "versions": versions}
+    facts = {"benchmark": "planner_matrix", "commit": commit(), "versions": versions}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**facts, "models": models, "cells": cells}, indent=1) + "\n")
 

@@ -36,11 +36,13 @@ HAS_MBRL = importlib.util.find_spec("mbrl") is not None
 CLOCKS = ("wall", "cpu")
 HORIZON, SAMPLES, ELITES, ITERATIONS, STEPS = 20, 100, 10, 5, 200
 SIMULATOR = AnalyticSimulator(make_task(environment="Pendulum-v1"))
+SHARED: dict[str, Any] = {
+    "action": ActionLayout(1), "horizon": HORIZON, "samples": SAMPLES, "iterations": ITERATIONS, "discount": "auto",
+    "particles": 1, "bootstrap": "auto", "warm_start": True, "noise_beta": 0.0, "class_floor": 0.05, "execute": "mean",
+}  # fmt: skip
 PLANNERS: dict[str, Callable[[], Planner]] = {
-    "CEM": lambda: CEM(
-        action=ActionLayout(1), horizon=HORIZON, samples=SAMPLES, elites=ELITES, iterations=ITERATIONS, init_std=1.0
-    ),
-    "MPPI": lambda: MPPI(action=ActionLayout(1), horizon=HORIZON, samples=SAMPLES, iterations=ITERATIONS, std=1.0),
+    "CEM": lambda: CEM(**SHARED, elites=ELITES, init_std=1.0, min_std=0.0, momentum=0.1),
+    "MPPI": lambda: MPPI(**SHARED, temperature=1.0, std=1.0, elites=None, min_std=None),
 }
 
 

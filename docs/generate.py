@@ -23,6 +23,7 @@ from rl_lab.experiment.settings import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 BESIDE_SB3 = ("ppo_cartpole", "dqn_cartpole")
+RELIABILITY = "reliability.json"
 MATRIX_TASKS = ("CartPole-v1", "Pendulum-v1")
 
 
@@ -53,7 +54,7 @@ def contents() -> dict[str, str]:
     parts |= {"scores": scores_table(ROOT / "results"), "speed": speed_table(speed)}
     parts |= {f"curves {page}": curves_table(page) for page in published()}
     parts |= {"speed cpu": cpu_table(speed / "dreamer_v3_cpu.json")}
-    parts |= {"speed cpu avx2": cpu_table(speed / "dreamer_v3_cpu_avx2.json")}
+    parts |= {"ablation": ablation_table(speed / "ablation.json")}
     parts |= {"speed tdmpc2": planning_table(speed / "tdmpc2_5m.json")}
     parts |= {"speed atari": atari_table(speed / "dreamer_v3_atari.json")}
     parts |= {"speed planners": planners_table(speed / "planners.json")}
@@ -63,6 +64,7 @@ def contents() -> dict[str, str]:
     }
     parts |= {"pendulum optimum": optimum_table(ROOT / "results" / "matrix" / "pendulum.json")}
     parts |= {f"speed {name}": side_by_side_table(speed / f"{name}.json") for name in BESIDE_SB3}
+    parts |= {"reliability": reliability_table(ROOT / "results" / RELIABILITY)}
     return parts | {"cartpole": experiment_file("dreamer_v3_cartpole")}
 
 
@@ -122,10 +124,31 @@ _HOW = (
 )
 
 
+def reliability_table(path: Path) -> str:
+    """The counts of the last campaign of `make torture`."""
+    if not path.is_file():
+        return "No campaign is recorded yet: `make torture` writes it."
+    result = json.loads(path.read_text(encoding="utf-8"))
+    names = [[name.replace("_", " "), f"{count:,}"] for name, count in result["counts"].items()]
+    soak = result.get("soak")
+    told = [
+        f"{result['seconds'] / 60:.0f} minutes at commit `{result['commit'][:12]}`, seed {result['seed']}, with the"
+        f" runs {'; '.join(result['cases'])}: {len(result['failures'])} failures.",
+        _table(["Done", "Times"], names),
+    ]
+    if soak:
+        memory = f"{soak['rss_mib_first']:,} MiB once it had settled, {soak['rss_mib_last']:,} MiB at the end"
+        held = ", ".join(f"{name} from {soak[name][0]} to {soak[name][1]}" for name in ("handles", "threads"))
+        told.append(f"Soak: {soak['minutes']:g} minutes of training, evaluations and checkpoints: {memory}; {held}.")
+    return "\n\n".join(told)
+
+
 def scores_table(folder: Path) -> str:
     """One row for each file that `rl-lab reproduce` wrote."""
     rows = []
     for path in sorted(folder.glob("*.json")):
+        if path.name == RELIABILITY:
+            continue
         result = json.loads(path.read_text(encoding="utf-8"))
         runs, protocol = result["rows"], result["protocol"]
         low, high = result["ci95"]
@@ -231,6 +254,15 @@ def cpu_table(path: Path) -> str:
         rows.append(line)
     head = ["Batch", "Threads", "RL Lab", "sheeprl `dreamer_v3`", "sheeprl `dreamer_v3_5`"]
     return _table(head, rows) if rows else "Not recorded yet."
+
+
+def ablation_table(path: Path) -> str:
+    """The figures of benchmarks/ablation.py: one turn of each experiment's loop, and the share that fast paths save."""
+    rows = []
+    for row in _rows(path):
+        saved = [f"{name.removeprefix('without ')} {share:.0%}" for name, share in row["share"].items()]
+        rows.append([f"`{row['overrides'][0]}`", f"{row['ms']['as it is']:.1f} ms", "; ".join(saved) or "no kernel"])
+    return _table(["Experiment", "Turn of the loop", "Time saved by"], rows) if rows else "Not recorded yet."
 
 
 def atari_table(path: Path) -> str:
