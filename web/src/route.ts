@@ -1,5 +1,5 @@
 // The part of the address after # is the whole state of a view: /run?id=…&tab=curves&x=updates
-import { useEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 
 export type Route = { view: string; query: URLSearchParams };
 
@@ -20,7 +20,8 @@ export function link(view: string, query: Record<string, string | string[] | nul
 
 export function useRoute(): Route {
   const [route, setRoute] = useState(() => parse(location.hash));
-  useEffect(() => {
+  // Listens before the browser may do anything else: an effect after the first paint would miss an address that changes until then.
+  useLayoutEffect(() => {
     const change = () => setRoute(parse(location.hash));
     addEventListener("hashchange", change);
     return () => removeEventListener("hashchange", change);

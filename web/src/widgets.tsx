@@ -1,6 +1,6 @@
 // Small parts that every view uses.
 import type { ComponentChildren } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 const BADGES: Record<string, string> = {
   completed: "good", running: "run", interrupted: "warn", lost: "bad", failed: "bad", unknown: "warn",
@@ -98,7 +98,7 @@ export function usePolling(work: () => Promise<void>, seconds: number, keys: unk
 export function useKeys(handlers: Record<string, (event: KeyboardEvent) => void>) {
   const latest = useRef(handlers);
   latest.current = handlers;
-  useEffect(() => {
+  useLayoutEffect(() => {
     const press = (event: KeyboardEvent) => {
       const target = event.target as HTMLElement;
       const typing = target.matches("input:not([type=range]):not([type=checkbox]), textarea, select");

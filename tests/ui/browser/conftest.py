@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from browser_helpers import EXPERIMENT, Watched, start, stop, wait_for
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+expect.set_options(timeout=20_000)  # a training runs beside the pages, and the machine may have two cores
 
 
 @pytest.fixture(scope="session")
