@@ -67,7 +67,7 @@ class DataSource(ABC):
         """Whether `sample(spec)` can be answered now."""
 
     def wait(self) -> Wait:
-        """What updates wait for beside a whole batch; the printed plan reckons with it."""
+        """The condition for the first update beyond a whole batch of records; the printed plan counts updates by it."""
         return Wait()
 
     @abstractmethod

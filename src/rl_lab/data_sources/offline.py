@@ -304,7 +304,7 @@ class OfflineSource(DataSource):
     # Saving -----------------------------------------------------------------------------------------------------------
 
     def _identity(self) -> dict[str, int]:
-        """What tells this dataset from another one."""
+        """Sizes that distinguish this dataset from others; a resumed run checks them."""
         return {"records": len(self), "episodes": self.episodes, "lengths": int((self._lengths**2).sum())}
 
     def state_dict(self, folder: Path) -> dict[str, Any]:

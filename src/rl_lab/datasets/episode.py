@@ -34,7 +34,7 @@ class Episode:
 
     @property
     def observations(self) -> int:
-        """How many there are; one more than decisions where all keys are read elsewhere."""
+        """Number of observations; the number of decisions plus one where no observation is stored here."""
         return len(next(iter(self.observation.values()))) if self.observation else self.decisions + 1
 
     @property
@@ -96,7 +96,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Attributes:
-    """What a dataset says about itself. Files of other programs say little of it."""
+    """Facts that a dataset states about itself. Files of other programs state few of them."""
 
     environment: str | None = None  # the id
     action_units: Literal["environment", "agent"] = "environment"  # agent: [-1, 1] and classes from 0

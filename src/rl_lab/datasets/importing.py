@@ -22,7 +22,7 @@ ActionUnits = Literal["auto", "environment", "agent"]
 
 @dataclass
 class ImportReport:
-    """What was found while episodes were taken over."""
+    """Counts and remarks from importing episodes."""
 
     episodes: int = 0
     rewarded: bool = True

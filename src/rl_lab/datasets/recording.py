@@ -28,7 +28,7 @@ class _Running:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingSettings:
-    """How episodes are played and what is kept of them."""
+    """Settings for playing episodes and for the fields that are kept."""
 
     episodes: int
     noise: float = 0.0  # deviation that is added to continuous actions; share of discrete ones that are drawn at random

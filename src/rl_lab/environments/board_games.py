@@ -50,7 +50,7 @@ class BoardGame(gymnasium.Env):
     # Rules ------------------------------------------------------------------------------------------------------------
 
     def cell(self, action: int, stones: int) -> int | None:
-        """Where a stone comes to lie when these cells are taken; None where the action is illegal."""
+        """The cell that an action fills, given the taken cells as a bit mask; None where the action is illegal."""
         return None if stones >> action & 1 else action
 
     def legal(self, own: int, other: int) -> list[int]:

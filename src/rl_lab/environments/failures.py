@@ -21,7 +21,7 @@ def described(error: BaseException) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """What a value is, without its content."""
+    """Type, dtype and shape of a value, for error messages; never its content."""
     if isinstance(value, tuple):
         return f"a tuple of {len(value)}"
     if isinstance(value, np.ndarray):

@@ -23,7 +23,7 @@ DOMAIN = 0x726563  # keeps the draws of whoever acts apart from every other use 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingRequest:
-    """What `rl-lab data record` was asked for."""
+    """The arguments of `rl-lab data record`."""
 
     actor: str  # a run, or expert:NAME
     output: Path

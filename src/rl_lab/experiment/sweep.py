@@ -49,7 +49,7 @@ def sweep(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> int:
 
 
 def best_of(folder: Path | None) -> str | None:
-    """What an optimising sweeper (Optuna) found, as a line; None where none was at work."""
+    """One line with the best result of an optimising sweeper (Optuna); None where the sweep had none."""
     path = folder / "optimization_results.yaml" if folder is not None else None
     if path is None or not path.is_file():
         return None

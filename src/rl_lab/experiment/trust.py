@@ -104,7 +104,7 @@ def _file_refusals(folder: Path) -> Iterator[str]:
 
 
 def _text_refusals(content: bytes) -> Iterator[str]:
-    """What no run writes, and what a parser could be lured with."""
+    """Constructs that no run writes and that could mislead a YAML parser, one reason each."""
     if len(content) > LARGEST_CONFIG:
         yield f"its config.yaml has {len(content):,} bytes, more than any run writes"
         return

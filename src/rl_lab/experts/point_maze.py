@@ -59,7 +59,7 @@ class PointMazeExpert(Expert):
         return action.astype(np.float32), memory
 
     def _target(self, position: np.ndarray, goal: np.ndarray, waypoint: np.ndarray | None) -> np.ndarray:
-        """Where to head now: the waypoint until it is reached, then the next one."""
+        """The point to head for: the waypoint until it is reached, then the next one."""
         if waypoint is not None and np.linalg.norm(waypoint - position) > REACHED:
             at = self._cell(waypoint)
             return goal if at == self._cell(goal) else waypoint

@@ -98,7 +98,7 @@ def state_tensors(state: Any) -> Tensors:
 
 
 def _shown(model: DreamModel, state: Any) -> Tensors:
-    """What is drawn of a state."""
+    """The tensors that the page draws for a state."""
     assert model.decode is not None
     found = {f"observation.{key}": value.float() for key, value in model.decode(state).items()}
     if model.simulator.has_value:

@@ -54,7 +54,7 @@ class DeferredDream:
         )
 
     def holds(self) -> bool:
-        """As of `CopiedDream`."""
+        """Whether model and actor are still those it was made for, as in `CopiedDream`."""
         return structure(self._originals) == self._seen
 
     def __call__(self, start: Any, latent_noise: Tensor, action_noise: Tensor) -> Any:

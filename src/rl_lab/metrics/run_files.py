@@ -39,7 +39,7 @@ class RunFiles:
         return "env_steps" if any(number(row.get("env_steps")) for row in self.rows) or not self.rows else "updates"
 
     def axis_of(self, name: str) -> str:
-        """What one metric is drawn over: updates where most of its points were logged without a step in between, as in
+        """The x axis of one metric: updates where most of its points were logged without a step in between, as in
         phases that do not collect."""
         steps = self.series(name, self.axis)[0]
         return "updates" if len(steps) > 2 * len(set(steps.tolist())) else self.axis

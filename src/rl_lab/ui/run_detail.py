@@ -23,7 +23,7 @@ DEFAULTS_SECONDS = 60  # composing an experiment imports Hydra and PyTorch
 
 
 def detail(run_id: str, folder: Path) -> dict[str, Any]:
-    """What changes seldom; curves are asked for on their own."""
+    """Everything about a run that changes seldom. Curves are requested separately."""
     run = read_run(folder, rows=False)
     return {
         "id": run_id,

@@ -169,7 +169,7 @@ def _may_have_died(row: Row) -> bool:
 
 
 def read_row(name: str, folder: Path) -> Row:
-    """What the table shows of a run. Any file may be missing, half-written or hostile: values are checked."""
+    """One row of the table of runs. Any file may be missing, half-written or hostile: values are checked."""
     run = RunDirectory(folder)
     info, summary = run.info(), read_json(run.summary_json) or {}
     settings = scan_settings(run.config_yaml)

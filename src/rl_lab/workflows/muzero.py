@@ -185,7 +185,7 @@ class MuZero(Workflow):
         return None if mask is None else observation[mask] > 0
 
     def _found(self, search: Search) -> AgentState:
-        """What of a search is stored with the record."""
+        """The search statistics that are stored with the record."""
         found = {POLICY: search.policy, VALUE: search.value, ACTIONS: search.actions}
         return {name: found[name] for name in self.record_specs()}
 

@@ -22,7 +22,7 @@ POLICY, VALUE, ACTIONS = "search.policy", "search.value", "search.actions"  # fi
 
 
 class Targets(NamedTuple):
-    """Of an unroll of K steps; states are the window's first K + 1 records."""
+    """Targets of an unroll of K steps; its states are the window's first K + 1 records."""
 
     value: Float[Tensor, "batch states"]
     reward: Float[Tensor, "batch steps"]  # on arriving at the records 1 … K
@@ -143,7 +143,7 @@ class MuZeroTargets:
         return legal | ~legal.any(-1, keepdim=True)
 
     def seen(self, batch: SequenceBatch, position: Int[Tensor, "windows times"]) -> dict[str, Tensor]:
-        """What the agent saw at these records of the first windows, [times × windows, …], time by time."""
+        """Observations at these records of the first windows, [times × windows, …], ordered by time."""
         windows = len(position)
         observation = {key: value[:windows] for key, value in batch.observation.items()}
         if not self.frames.specs:
@@ -154,7 +154,7 @@ class MuZeroTargets:
 
 
 def clipped_targets(component: str, support: Support, targets: Tensor) -> str | None:
-    """What to tell the user where a component's bins do not reach the targets; None where they do."""
+    """A warning for the user where a component's bins do not reach the targets; None where they do."""
     if not support.outside(targets).any():
         return None
     return (

@@ -148,7 +148,7 @@ class WorldModels(Workflow):
 
     @torch.no_grad()
     def explore(self, observation: Observation, state: AgentState, phase: PhaseView) -> tuple[np.ndarray, AgentState]:
-        """Where the phase's controller is `explorer`, actions that last; the policy's own elsewhere."""
+        """Actions that persist for several steps if the phase's controller is `explorer`; else the policy's."""
         if phase.controller_role != "explorer" or self.explorer is None:
             return self.act(observation, state, mode="train")
         action, held = self.explorer.act(state)
@@ -243,13 +243,13 @@ class WorldModels(Workflow):
         return Encoding(batch.extras[MEAN].float(), batch.extras[LOG_VARIANCE].float()).sample()
 
     def _predict(self, latent: Tensor, action: Tensor, batch: SequenceBatch) -> Prediction:
-        """Of each record's successor, [batch, time - 1]. After the last record of an episode it means nothing."""
+        """Prediction of each record's successor, [batch, time - 1]; meaningless after the last record of an episode."""
         return self.dynamics.predict(self.dynamics(latent[:, :-1], action[:, :-1], batch.is_first[:, :-1]))
 
     @torch.no_grad()
     def assess(self, *, phase: PhaseView) -> HookResult:
-        """How good M is on one batch: its likelihood beside that of a forecast that the latent stays as it is, and with
-        the actions of other sequences, in nats for each dimension that V uses."""
+        """Quality of M on one batch, in nats for each dimension that V uses: its likelihood, that of a forecast that
+        the latent stays as it is, and its likelihood with the actions of other sequences."""
         assert phase.data_source is not None
         batch = self.context.data_sources[phase.data_source].sample(self.batch_spec())
         assert isinstance(batch, SequenceBatch)

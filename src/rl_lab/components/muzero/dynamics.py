@@ -15,7 +15,7 @@ from rl_lab.nn.support import Support
 
 
 class PrefixMemory(NamedTuple):
-    """What the value prefix remembers along a path: the LSTM's state, the prefix so far, and the depth."""
+    """Memory of the value prefix along a path: the LSTM's state, the prefix so far, and the depth."""
 
     hidden: Float[Tensor, "rows units"]
     cell: Float[Tensor, "rows units"]
@@ -31,8 +31,8 @@ class MuZeroState(NamedTuple):
 
 
 class MuZeroStep(NamedTuple):
-    """What follows an action. `reward` is a scalar in raw units; `output` are the raw outputs it was read from: of the
-    reward, or with a value prefix of the sum of rewards since the last reset."""
+    """Result of one step of the dynamics. `reward` is a scalar in raw units; `output` are the raw outputs that it was
+    read from: of the reward, or with a value prefix of the sum of rewards since the last reset."""
 
     state: MuZeroState
     reward: Float[Tensor, " rows"]
@@ -149,7 +149,7 @@ class Dynamics(nn.Module):
     def reward_targets(
         self, reward: Float[Tensor, "steps batch"], valid: Float[Tensor, "steps batch"]
     ) -> Float[Tensor, "steps batch"]:
-        """What `output` should say after each step of an unroll: the rewards, or their sums since the last reset."""
+        """Targets of `output` for each step of an unroll: the rewards, or their sums since the last reset."""
         reward = reward * valid
         if self.lstm is None:
             return reward

@@ -37,7 +37,7 @@ class MuZeroModel(Accelerated):
         return self.prediction(state.latent)
 
     def stepper(self) -> Callable[[MuZeroState, Tensor], Expansion]:
-        """What a search does at each new node: step, then predict. The weights must stay as they are meanwhile."""
+        """A function that steps the model and predicts at the new node. The weights must not change meanwhile."""
         if self.kernels and (kernel := self.kernel("stepper")) is not None:
             return kernel(self)
         return self._expand

@@ -70,7 +70,7 @@ class SquashedNormalPolicy:
         return (normal - torch.log(1.0 - action.square())).sum(-1)
 
     def entropy(self, params: Float[Tensor, "*lead params"]) -> Float[Tensor, "*lead"]:
-        """Of the normal before tanh."""
+        """Entropy of the normal distribution before tanh."""
         return (self._normal(params)[1].log() + 0.5 + HALF_LOG_TWO_PI).sum(-1)
 
 

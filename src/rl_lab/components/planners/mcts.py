@@ -199,7 +199,7 @@ class MCTS(Accelerated, Planner):
             walker.expand(node, edge, reward=reward.float(), discount=discount.float(), logits=logits, value=value)
 
     def _stepper(self) -> Callable[[ModelState, Tensor], Expanded]:
-        """What each simulation asks of the model: one step, then actions, logits and value of the new node."""
+        """A function that steps the model and returns actions, logits and value of the new node."""
         if self._predicts:
             step_and_predict = self.simulator.stepper()
 
@@ -220,7 +220,7 @@ class MCTS(Accelerated, Planner):
         return self.enumerates and self.prior == "model" and self.leaf_value == "model"
 
     def _walker(self, tree: SearchTree, rule: SelectionRule) -> Walker:
-        """What selects edges and adds nodes."""
+        """The object that selects edges and adds nodes to the tree."""
         if self.kernels and (kernel := self.kernel("_walker")) is not None:
             return kernel(self, tree, rule) or TreeWalker(tree, rule)
         return TreeWalker(tree, rule)

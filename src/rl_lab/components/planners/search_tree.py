@@ -22,7 +22,7 @@ NO_NODE = -1
 
 @dataclass
 class Edges:
-    """What a selection rule may look at: the edges of one node of each tree, in float64, and facts of the node."""
+    """Inputs of a selection rule: the edges of one node of each tree, in float64, and statistics of the node."""
 
     logits: Float[Tensor, "roots actions"]
     prior: Float[Tensor, "roots actions"]

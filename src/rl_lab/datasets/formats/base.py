@@ -23,7 +23,7 @@ ALIGNMENTS = ("auto", "after", "before")
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How a file is to be understood where it does not say so itself."""
+    """Choices of the user for facts that a file does not state itself."""
 
     mapping: FieldMapping = field(default_factory=dict)
     alignment: str = "auto"  # auto | after | before: which action stands beside an observation

@@ -43,7 +43,7 @@ class LeRobotReader(Reader):
             raise unreadable(file, error) from error
 
     def _episode_table(self, version: str) -> list[dict[str, Any]]:
-        """What is known of each episode: its length, and where its videos are."""
+        """One row for each episode: its length and the place of its videos."""
         if version.startswith("v3"):
             files = sorted((self.path / "meta" / "episodes").glob("*/*.parquet"))
             return [row for file in files for row in self._table(file).to_pylist()]

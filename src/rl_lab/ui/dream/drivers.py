@@ -85,7 +85,7 @@ class Drivers:
         return action
 
     def remember(self, moment: Moment) -> None:
-        """What the agent or the planner keeps after its last choice goes with the moment that this led to."""
+        """Store the memory of agent and planner after their last choice with the moment that the choice led to."""
         memory = self._next_memory
         if memory is not None and self.session.options.driver == "agent" and self.session.options.world != "dream":
             moment.agent_state = memory
@@ -93,7 +93,7 @@ class Drivers:
         self._next_memory = self._next_plan = None
 
     def state_to_plan_from(self, moment: Moment) -> ModelState:
-        """What the model believes where there is a reality to look at, else the dream."""
+        """The model's belief after real observations where there are any, else the dreamed state."""
         return moment.dream if self.session.options.world == "dream" or moment.belief is None else moment.belief.state
 
     def _planned_action(self, name: str | None = None) -> np.ndarray:

@@ -25,7 +25,7 @@ STANDARD = ("action", "reward", "is_first", "is_last", "is_terminal")
 
 @dataclass(frozen=True)
 class StoredEpisode:
-    """Where the records of an episode lie in the saved rows of a replay."""
+    """The rows of a saved replay that hold one episode."""
 
     folder: Path
     rows: np.ndarray
@@ -113,7 +113,7 @@ def episode_of(moment: Moment, world: str, observation: dict[str, ObservationSpe
 
 
 def _observation(moment: Moment, world: str) -> Observation:
-    """What was seen; in a dream, real observations up to the hand-over and dreamed ones after it."""
+    """The observation of a moment; in a dream the real one up to the hand-over and the dreamed one after it."""
     if moment.real is not None and (world == "game" or moment.time <= moment.since):
         return moment.real.observation
     return moment.dreamed

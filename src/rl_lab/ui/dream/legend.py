@@ -41,7 +41,7 @@ def action_legend(spec: ActionSpec, world: World) -> dict[str, Any]:
 
 
 def _own_names(world: World, size: int) -> list[str] | None:
-    """What the environment says itself (Atari, MiniGrid), else what is known of it."""
+    """Names of the actions from the environment itself (Atari, MiniGrid), else from our table of known environments."""
     if not isinstance(world, LiveWorld):
         return None
     names: list[str] | None = _ACTIONS.get(world.settings.id)

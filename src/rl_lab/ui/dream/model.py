@@ -73,7 +73,7 @@ class DreamModel:
 
     @torch.no_grad()
     def watch(self, observation: Observation, previous: Belief | None, action: np.ndarray | None) -> Belief:
-        """What the model believes after seeing an observation; `action` led to it from `previous`."""
+        """The model's belief after an observation; `action` led to it from `previous`."""
         encoded = None if action is None else self.encode(action)
         is_first = torch.tensor([previous is None], device=self.device)
         seen, frames = self._stacked(observation, None if previous is None else previous.frames)
@@ -98,7 +98,7 @@ class DreamModel:
 
     @torch.no_grad()
     def observation(self, state: ModelState) -> Observation:
-        """What the model would see in a state, by key; empty for a model that draws no observations."""
+        """The decoded observation of a state, by key; empty for a model without a decoder."""
         if self.decode is None:
             return {}
         return {key: value[0].float().cpu().numpy() for key, value in self.decode(state).items()}
@@ -154,7 +154,7 @@ class DreamModel:
         return isinstance(getattr(self.workflow, "planner", None), Planner)
 
     def facts(self) -> dict[str, Any]:
-        """What the page must know of the model."""
+        """Facts about the model that the page needs."""
         simulator = self.simulator
         return {
             "workflow": self.workflow.name,
@@ -181,7 +181,8 @@ def simulator_of(loaded: LoadedRun) -> Simulator:
 
 
 def decoder_of(loaded: LoadedRun, simulator: Simulator) -> Decode | None:
-    """How states are shown: by the simulator itself, else by the run's decoder or the probe of one without."""
+    """A function from states to observations: the simulator's own, else the run's decoder, else the probe decoder of a
+    decoder-free model."""
     if simulator.has_observation:
         return simulator.observation
     decoder = loaded.workflow.context.components.get("decoder")

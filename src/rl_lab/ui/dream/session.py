@@ -24,7 +24,7 @@ MAX_MOMENTS = 6000  # of one tape; a picture of each is kept
 
 @dataclass
 class Options:
-    """How the next steps are played."""
+    """Settings for the next steps: driver, worlds, sliders."""
 
     world: WorldName = "both"
     driver: str = "agent"  # you, agent, planner, recorded
@@ -97,7 +97,7 @@ class DreamSession:
 
     @property
     def stream_seed(self) -> int:
-        """Of the model's randomness, from the first observation on."""
+        """Seed of the model's random draws from the first observation on."""
         return seed_of(self.seed, self.episode)
 
     @property
@@ -220,7 +220,8 @@ class DreamSession:
         self._paint(moment)
 
     def _measure(self, moment: Moment) -> None:
-        """How far the dream is from reality, beside a forecast that nothing has changed since the model last looked."""
+        """Record the dream's distance from reality, beside that of a forecast that nothing changed since the model last
+        saw an observation."""
         if moment.real is None:
             return
         last = moment.at(moment.since).real
