@@ -9,6 +9,7 @@ from tests.packaged import adjusted
 
 from rl_lab.components.planners.action_layout import ActionLayout
 from rl_lab.components.planners.cem import CEM
+from rl_lab.components.planners.diffusion import DiffusionPlanner
 from rl_lab.components.planners.gradient import GradientPlanner
 from rl_lab.components.planners.icem import ICEM
 from rl_lab.components.planners.mppi import MPPI
@@ -23,7 +24,7 @@ MIXED = ActionLayout(1, (3,))
 
 FILES = {
     CEM: "cem", ICEM: "icem", MPPI: "mppi", GradientPlanner: "gradient", PolicyGuided: "policy_guided",
-    RandomShooting: "random_shooting",
+    RandomShooting: "random_shooting", DiffusionPlanner: "diffusion",
 }  # fmt: skip
 
 

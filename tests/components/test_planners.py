@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rl_lab.components.planners.cem import CEM
 from rl_lab.components.planners.colored_noise import noise_filter
+from rl_lab.components.planners.diffusion import DiffusionPlanner
 from rl_lab.components.planners.gradient import GradientPlanner
 from rl_lab.components.planners.icem import ICEM
 from rl_lab.components.planners.mppi import MPPI
@@ -36,8 +37,14 @@ PLANNERS = {
         make_planner, PolicyGuided, samples=256, policy_samples=8, iterations=8, elites=24, temperature=0.2
     ),
     "gradient": partial(make_planner, GradientPlanner, restarts=3, iterations=40),
+    "diffusion": partial(
+        make_planner, DiffusionPlanner, samples=1_000, scored=16, steps=16, std=0.5, beta=300.0, execute="best"
+    ),
+    "diffusion_gradient": partial(
+        make_planner, DiffusionPlanner, steering="gradient", std=0.5, steps=24, beta=300.0, execute="best"
+    ),
+    "diffusion_annealed": partial(make_planner, DiffusionPlanner, steering="annealed", samples=256, steps=10),
 }
-SAMPLING = [name for name in PLANNERS if name != "gradient"]
 
 
 def make(name, layout, model=None, **settings):
@@ -47,12 +54,17 @@ def make(name, layout, model=None, **settings):
     return planner
 
 
+def few_rounds(name, count):
+    """As few iterations as a test needs."""
+    return {"steps": count, "scored": count} if name.startswith("diffusion") else {"iterations": count}
+
+
 def start(layout):
     return torch.tensor(STARTS[layout])
 
 
 def layouts_of(name):
-    return [CONTINUOUS] if name == "gradient" else [CONTINUOUS, DISCRETE, MIXED]
+    return [CONTINUOUS] if name.endswith("gradient") else [CONTINUOUS, DISCRETE, MIXED]
 
 
 @pytest.mark.parametrize(("name", "layout"), [(name, layout) for name in PLANNERS for layout in layouts_of(name)])
@@ -81,7 +93,7 @@ def test_environments_are_planned_apart(name):
 @pytest.mark.parametrize("name", PLANNERS)
 def test_zeros_are_no_memory(name):
     """An environment whose memory was cleared plans as at its first decision, the others go on from their plan."""
-    few = {} if name == "random_shooting" else {"horizon": 3, "iterations": 1}
+    few = {} if name == "random_shooting" else {"horizon": 3} | few_rounds(name, 1)
     planner, state = make(name, CONTINUOUS, **few), start(CONTINUOUS)
     noise = planner.draw_noise(2)
     first = planner.plan(state, planner.initial_memory(2), noise=noise)
@@ -117,7 +129,7 @@ def test_a_model_that_is_never_finite_is_an_error(name):
 @pytest.mark.parametrize(("name", "layout"), [(name, layout) for name in PLANNERS for layout in layouts_of(name)])
 def test_a_plan_never_waits_for_the_device(name, layout):
     """No value is read back: a plan runs on tensors without data, so that it can be captured as a graph."""
-    planner = make(name, layout, **({} if name == "random_shooting" else {"horizon": 2, "iterations": 2}))
+    planner = make(name, layout, **({} if name == "random_shooting" else {"horizon": 2} | few_rounds(name, 2)))
     with FakeTensorMode(allow_non_fake_inputs=True):
         plan = planner.plan(torch.zeros(2, 2), planner.initial_memory(2))
     assert plan.action.shape == (2, layout.size)

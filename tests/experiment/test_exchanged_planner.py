@@ -14,9 +14,13 @@ from tests.overrides import QUIET
 from tests.workflows.dreamer_family import make_v1, make_v2
 from tests.workflows.dreamer_parts import CONTINUOUS, make_dreamer
 from tests.workflows.tdmpc_parts import make_workflow
+from tests.workflows.test_mbmpc import CONTINUOUS as TORQUE
+from tests.workflows.test_mbmpc import make_mbmpc
+from tests.workflows.test_mpc import make_mpc
 
 from rl_lab.components.controller_manager import ControllerManager
 from rl_lab.components.planners.cem import CEM
+from rl_lab.components.planners.diffusion import DiffusionPlanner
 from rl_lab.components.planners.gradient import GradientPlanner
 from rl_lab.components.planners.policy_guided import PolicyGuided
 from rl_lab.errors import CheckpointError, ConfigError
@@ -32,7 +36,7 @@ SMALL = ["horizon=2", "samples=4", "elites=2", "iterations=1"]
 def planning_dreamer(planner: type, **settings):
     """A small Dreamer that plans in its evaluations."""
     workflow = make_dreamer(action=CONTINUOUS)
-    workflow.planner = make_planner(planner, action=CONTINUOUS, horizon=3, discount=0.9, **settings)
+    workflow.planner = make_planner(planner, action=CONTINUOUS, **{"horizon": 3, "discount": 0.9} | settings)
     workflow.planner.attach(workflow.context.simulator)
     return workflow
 
@@ -120,6 +124,30 @@ def test_an_rssm_has_all_that_planners_ask_for() -> None:
     climbing = planning_dreamer(GradientPlanner, restarts=2, iterations=2)
     plan, _ = climbing.plan(observation(2), climbing.initial_state(2))
     assert plan.is_finite.all()
+
+
+@pytest.mark.parametrize("steering", ["smc", "gradient", "annealed"])
+@pytest.mark.parametrize("model", ["analytic", "ensemble", "rssm", "tdmpc2"])
+def test_the_diffusion_planner_plans_in_every_model(model: str, steering: str) -> None:
+    """Known equations, an ensemble, an RSSM and a TD-MPC latent; all three ways of steering, in inference mode."""
+    settings = {"horizon": 3, "samples": 6, "steps": 3, "scored": 2, "steering": steering}
+    if model == "rssm":
+        workflow = planning_dreamer(DiffusionPlanner, **settings)
+    elif model == "analytic":
+        workflow = make_mpc("Pendulum-v1", DiffusionPlanner, **settings)
+    else:
+        workflow = make_mbmpc(TORQUE) if model == "ensemble" else make_workflow()
+        workflow.planner = make_planner(DiffusionPlanner, action=workflow.context.action_spec, **settings)
+        workflow.planner.attach(workflow.context.simulator)
+    size = next(iter(workflow.context.observation_spec.values())).shape[0]
+    seen = {"vector": np.random.default_rng(0).normal(size=(2, size)).astype(np.float32)}
+    with torch.inference_mode():
+        plan, _ = workflow.plan(seen, workflow.initial_state(2))
+        action, _ = workflow.act(seen, workflow.initial_state(2), mode="eval")
+    assert plan.is_finite.all()
+    torch.testing.assert_close(plan.weights.sum(1), torch.ones(2, dtype=plan.weights.dtype))
+    assert ((plan.effective_samples >= 0.999) & (plan.effective_samples <= 6.001)).all()
+    assert (np.abs(action) <= 1.0).all()
 
 
 @pytest.mark.parametrize(("make", "includes"), [(make_v1, True), (make_v2, True), (make_dreamer, False)])

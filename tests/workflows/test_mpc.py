@@ -12,6 +12,7 @@ from tests.conftest import QUIET
 
 from rl_lab.components.controller_manager import ControllerManager
 from rl_lab.components.planners.cem import CEM
+from rl_lab.components.planners.diffusion import DiffusionPlanner
 from rl_lab.components.planners.gradient import GradientPlanner
 from rl_lab.components.planners.icem import ICEM
 from rl_lab.components.planners.mppi import MPPI
@@ -51,10 +52,14 @@ def play(workflow: MPC, environment: str, *, episodes: int, time_limit: int) -> 
 
 @pytest.mark.parametrize(
     ("planner", "settings"),
-    [(RandomShooting, {"samples": 64}), (CEM, {"samples": 32, "elites": 6, "iterations": 2})],
+    [
+        (RandomShooting, {"samples": 64}),
+        (CEM, {"samples": 32, "elites": 6, "iterations": 2}),
+        (DiffusionPlanner, {"samples": 32, "steps": 4, "scored": 2}),
+    ],
 )
 def test_cartpole_stands(planner, settings):
-    """Random shooting and categorical CEM keep the pole up in every episode."""
+    """Random shooting, categorical CEM and the diffusion planner keep the pole up in every episode."""
     workflow = make_mpc("CartPole-v1", planner, shaping=0.2, horizon=15, **settings)
     assert play(workflow, "CartPole-v1", episodes=4, time_limit=80) == (80.0,) * 4
 

@@ -63,6 +63,8 @@ _SENTENCES = tuple(
         (r"m_share_better", "The share of the code's entries in which M beats a forecast that nothing changes."),
         (r"m_loss$|loss/m_latent$", "How badly M foresees the next code, in nats for each entry."),
         (r"expected_return", "What the plans of the last decision promised, on average over the environments."),
+        (r"effective_samples", "Candidates that carry weight: all of them, or 1 where one plan has it all."),
+        (r"prior_kl", "How far the planned distribution is from the planner's prior, in nats."),
         (r"dynamics_spread", "How much the members of the ensemble differ in their losses."),
         (r"loss/(dyn|dynamics)$", "How badly the model foresees its next latent state before it sees the observation."),
         (r"loss/divergence$", "How much an observation surprises the model beyond what is free, in nats."),

@@ -27,6 +27,7 @@ class MPC(Workflow):
         context.simulator.attach(self._simulator(context))
         self.planner.attach(context.simulator)
         self._expected = 0.0  # what the plans of the last decision promised
+        self._plan_metrics: dict[str, float] = {}  # and what else the planner says of them
 
     def _simulator(self, context: WorkflowContext) -> Simulator:
         return context.component("simulator", Simulator)
@@ -39,6 +40,7 @@ class MPC(Workflow):
         plan.require_finite()
         if mode == "train":
             self._expected = float(plan.value.mean())
+            self._plan_metrics = {name: float(value.mean()) for name, value in plan.metrics().items()}
         action: np.ndarray = self.codec.decode(self._choose(plan, mode)).cpu().numpy()
         return action, plan.memory
 
@@ -74,10 +76,12 @@ class MPC(Workflow):
 
     def log_metrics(self, step: int, writer: MetricsSink) -> None:
         writer.scalar("planner/expected_return", self._expected)
+        for name, value in self._plan_metrics.items():
+            writer.scalar(f"planner/{name}", value)
 
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"expected": self._expected}
+        return super().state_dict() | {"expected": self._expected, "plan_metrics": dict(self._plan_metrics)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._expected = state["expected"]
+        self._expected, self._plan_metrics = state["expected"], dict(state.get("plan_metrics", {}))

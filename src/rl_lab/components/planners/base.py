@@ -44,6 +44,10 @@ class Plan:
         """Whether any candidate had a finite return."""
         return self.returns.isfinite().any(-1)
 
+    def metrics(self) -> dict[str, Tensor]:
+        """Values to watch beside the expected return, each [env]."""
+        return {}
+
     def require_finite(self) -> None:
         """Stop where the model was not finite for any candidate. Waits for the device: call it outside of graphs."""
         bad = (~self.is_finite).nonzero().flatten().tolist()
