@@ -12,10 +12,11 @@ import re
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from curves import curves_table, draw_curves, published
+from scores import RELIABILITY, scores_table
 
 from rl_lab.environments.settings import AtariSettings, EnvironmentSettings
 from rl_lab.experiment.registry import OWN_CONFIGS
@@ -23,7 +24,6 @@ from rl_lab.experiment.settings import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 BESIDE_SB3 = ("ppo_cartpole", "dqn_cartpole")
-RELIABILITY = "reliability.json"
 MATRIX_TASKS = ("CartPole-v1", "Pendulum-v1")
 
 
@@ -51,7 +51,8 @@ def contents() -> dict[str, str]:
     sections: dict[str, type] = {**SECTIONS, "environment": EnvironmentSettings, "atari": AtariSettings}
     parts = {f"settings {name}": settings_table(cls) for name, cls in sections.items()}
     speed = ROOT / "results" / "speed"
-    parts |= {"scores": scores_table(ROOT / "results"), "speed": speed_table(speed)}
+    parts |= {"scores": scores_table(ROOT / "results"), "scores marked": scores_table(ROOT / "results", marked=True)}
+    parts |= {"speed": speed_table(speed)}
     parts |= {f"curves {page}": curves_table(page) for page in published()}
     parts |= {"speed cpu": cpu_table(speed / "dreamer_v3_cpu.json")}
     parts |= {"ablation": ablation_table(speed / "ablation.json")}
@@ -111,19 +112,6 @@ def experiment_file(name: str) -> str:
 # Results --------------------------------------------------------------------------------------------------------------
 
 
-# Overrides that say how a run is watched, kept and fed, not what is learned: the file has them, the table does not.
-_HOW = (
-    "logging.",
-    "checkpoint.every=",
-    "evaluation.video=",
-    "evaluation.imagination=",
-    "evaluation.final_episodes=",
-    "evaluation.num_envs=",
-    "environment.workers=",
-    "training.overlap=",
-)
-
-
 def reliability_table(path: Path) -> str:
     """The counts of the last campaign of `make torture`."""
     if not path.is_file():
@@ -141,49 +129,6 @@ def reliability_table(path: Path) -> str:
         held = ", ".join(f"{name} from {soak[name][0]} to {soak[name][1]}" for name in ("handles", "threads"))
         told.append(f"Soak: {soak['minutes']:g} minutes of training, evaluations and checkpoints: {memory}; {held}.")
     return "\n\n".join(told)
-
-
-def scores_table(folder: Path) -> str:
-    """One row for each file that `rl-lab reproduce` wrote."""
-    rows = []
-    for path in sorted(folder.glob("*.json")):
-        if path.name == RELIABILITY:
-            continue
-        result = json.loads(path.read_text(encoding="utf-8"))
-        runs, protocol = result["rows"], result["protocol"]
-        low, high = result["ci95"]
-        interval = f" [{low:.1f}, {high:.1f}]" if len(runs) > 1 else ""
-        shown = [line for line in result["overrides"] if not line.startswith(_HOW)]
-        rows.append(
-            [
-                " ".join(f"`{word}`" for word in [result["experiment"], *shown]),
-                protocol["environment"],
-                f"{runs[0]['env_steps']:,}",
-                f"{result['iqm']:.1f}{interval}",
-                ", ".join(f"{run['return_mean']:.1f}" for run in runs),
-                str(protocol["episodes"]),
-                *_time_and_device(runs),
-            ]
-        )
-    if not rows:
-        return "No scores are recorded yet: `rl-lab reproduce` writes them."
-    head = [
-        "Experiment",
-        "Environment",
-        "Env steps",
-        "IQM [95 %]",
-        "Return of each seed",
-        "Episodes a seed",
-        "Time a seed",
-        "Device",
-    ]
-    return _table(head, rows)
-
-
-def _time_and_device(runs: list[dict[str, Any]]) -> list[str]:
-    """The median time of a seed; where the seeds ran on several kinds of device, one for each."""
-    times = {run["device"]: [own["wall_s"] for own in runs if own["device"] == run["device"]] for run in runs}
-    return [", ".join(f"{median(own) / 60:.1f} min" for own in times.values()), ", ".join(map(str, times))]
 
 
 def side_by_side_table(path: Path) -> str:

