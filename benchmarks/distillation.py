@@ -3,8 +3,9 @@
     rl-lab reproduce distill_mpc_pendulum --seeds 0-2
     python benchmarks/distillation.py
 
-Takes the newest finished run of each seed. Both play the same fresh episodes, those of `rl-lab reproduce`; decisions are
-timed one environment at a time, on the observations of one episode. Writes results/speed/distill_mpc_pendulum.json.
+Takes the newest finished run of each seed. Both play the same fresh episodes, those of `rl-lab reproduce`.
+Decisions are timed for one environment, on the observations of one episode. Writes
+results/speed/distill_mpc_pendulum.json.
 """
 
 from __future__ import annotations
