@@ -17,6 +17,7 @@ from rl_lab.experiment.agent import load
 from rl_lab.experiment.build import build
 from rl_lab.experiment.model import build_model
 from rl_lab.experiment.prepare import prepare
+from rl_lab.experiment.results import phase_ends
 from rl_lab.experiment.train import run_training
 from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.records import BatchSpec
@@ -52,6 +53,9 @@ def test_all_phases_leave_their_traces(run: Path) -> None:
     assert generations[1]["env_steps"] == 120  # the dream took none
     assert generations[3]["env_steps"] > generations[2]["env_steps"] > 120 + 4 * 2 * 8
     assert any("eval/return_mean" in row for row in logged)
+    ends = phase_ends(logged)
+    assert 1 <= ends["dream"]["workflow/dream_return_mean"] <= 10  # its horizon; each step pays about 1
+    assert {"train/loss/v_kl", "train/loss/v_reconstruction"} <= ends["V"].keys()
     names = ("picture.png", "reconstructions.png", "samples.png", "traversals.png", "dream.png", "dream.mp4")
     assert all((run / "imagination" / name).is_file() for name in names)
     report = (run / "report.html").read_text()
@@ -242,6 +246,7 @@ M, EVOLVE = ("update_world_model", {"model": "M"}), ("evolve", {})
         ([COLLECT, V, ENCODE, COLLECT, M], "no phase has encoded"),
         ([COLLECT, ("update_world_model", {})], "options.model is None"),
         ([COLLECT, V, ENCODE, ("evolve", {"dream": True})], "plays inside M"),
+        ([COLLECT, V, ENCODE, ("evaluate_dream", {})], "plays inside M"),
         ([COLLECT, ("evolve", {"dreams": True})], "Did you mean 'dream'"),
     ],
 )  # fmt: skip
