@@ -15,6 +15,7 @@ from rl_lab.orchestration.run_directory import RunDirectory, read_json, to_json,
 
 CURVE_COLUMNS = ("env_steps", "frames", "updates", "wall_s", "eval/return_mean", "collect/episode_return")
 MAX_CURVE_ROWS = 400
+PHASE_PREFIXES = ("workflow/", "train/loss/", "eval/return_mean")
 
 Rows = dict[int, dict[str, Any]]
 
@@ -80,6 +81,7 @@ def result_row(run: RunDirectory, seed: int, score: Mapping[str, Any], curve: st
         "versions": info.get("versions"),
         "parameters": (info.get("parameters") or {}).get("total"),
         "curve": curve,
+        "phases": phase_ends(logged),
     }
 
 
@@ -88,6 +90,15 @@ def evaluation_env_steps(rows: Sequence[Mapping[str, Any]]) -> int:
     rests on these as well."""
     evaluations = [row for row in rows if "eval/episodes" in row]
     return round(sum(row["eval/episodes"] * row["eval/length_mean"] for row in evaluations))
+
+
+def phase_ends(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """By phase: the last value of every loss, of every evaluation and of what the workflow logged."""
+    ends: dict[str, dict[str, float]] = {}
+    for row in rows:
+        kept = {name: value for name, value in row.items() if name.startswith(PHASE_PREFIXES)}
+        ends.setdefault(row["phase"], {}).update(kept)
+    return ends
 
 
 def read_results(path: Path, *, overrides: Sequence[str], protocol: Mapping[str, Any]) -> Rows:
