@@ -53,7 +53,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setattr(registry, "plugin_folders", lambda: [plugin])
     trained: list[list[str]] = []
 
-    def check(overrides: list[str], *, config_dirs: Any = (), trust: bool = False) -> Any:
+    def check(overrides: list[str], *, config_dirs: Any = (), trust: bool = False, requeue: bool = False) -> Any:
         trained.append(overrides)
         if any(line.startswith("training.resume_path=") for line in overrides):
             keys = [line.partition("=")[0] for line in overrides if not line.startswith("training.resume_path=")]
