@@ -25,7 +25,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     commands: list[str] = []
 
-    def run_here(entries: list[jobs.Job], *, at_once: int, say: object) -> list[str]:
+    def run_here(entries: list[jobs.Job], *, at_once: int, say: object, start: object) -> list[str]:
         import contextlib
 
         failed = []
