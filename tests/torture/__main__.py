@@ -179,8 +179,6 @@ def main() -> int:
     else:
         write_atomic(options.out, to_json(result))
         sys.stdout.write(f"{options.out}\n")
-    for text in tally.failures:
-        sys.stdout.write(f"FAILED {text}\n")
     return 1 if tally.failures else 0
 
 
