@@ -145,8 +145,8 @@ def soak_table(folder: Path) -> str:
     rows = []
     for path in sorted(folder.glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        held = [" → ".join(f"{value:,.0f}" for value in result[name][:2]) for name in ("rss_mib", "gpu_mib")]
-        held += [" → ".join(map(str, result[name][:2])) for name in ("handles", "threads")]
+        names = ("rss_mib", "gpu_mib", "handles", "threads")
+        held = [f"{result[name]['first']:,.0f} → {result[name]['last']:,.0f}" for name in names]
         rows.append([path.stem, f"{result['minutes']:g}", f"{result['env_steps']:,}", f"{result['updates']:,}",
                      str(result["evaluations"]), *held])  # fmt: skip
     heads = ["Device", "Minutes", "Env steps", "Updates", "Evaluations", "MiB", "MiB on the GPU", "Handles", "Threads"]

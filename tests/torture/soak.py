@@ -105,24 +105,16 @@ def _gpu_mib() -> float:
 
 
 def _flatness(samples: Sequence[Sample]) -> dict[str, Any]:
-    """The settled part: first and last memory, its slope by least squares, and the range of handles and threads."""
+    """The settled part: its first and last tenth (medians, for evaluations come and go), the slope by least squares."""
     values = np.array(samples[int(SETTLED * len(samples)) :], np.float64)
-    hours, rss, handles, threads, gpu = values[:, 0] / 3600, values[:, 1] / 2**20, *values[:, 2:].T
-
-    def slope(of: np.ndarray) -> float:
-        return round(float(np.polyfit(hours, of, 1)[0]), 2)
-
-    return {
-        "samples": len(samples),
-        "rss_mib": [round(rss[0], 1), round(rss[-1], 1)],
-        "rss_mib_per_hour": slope(rss),
-        "gpu_mib": [gpu[0], gpu[-1]],
-        "gpu_mib_per_hour": slope(gpu),
-        "handles": [int(handles[0]), int(handles[-1]), int(handles.min()), int(handles.max())],
-        "handles_per_hour": slope(handles),
-        "threads": [int(threads[0]), int(threads[-1]), int(threads.min()), int(threads.max())],
-        "threads_per_hour": slope(threads),
-    }
+    tenth, hours = max(1, len(values) // 10), values[:, 0] / 3600
+    flatness: dict[str, Any] = {"samples": len(samples)}
+    columns = [values[:, 1] / 2**20, *values[:, 2:].T]
+    for name, column in zip(("rss_mib", "handles", "threads", "gpu_mib"), columns, strict=True):
+        ends = [round(float(np.median(part)), 1) for part in (column[:tenth], column[-tenth:])]
+        slope = round(float(np.polyfit(hours, column, 1)[0]), 2)
+        flatness[name] = {"first": ends[0], "last": ends[1], "per_hour": slope, "highest": round(column.max(), 1)}
+    return flatness
 
 
 def main() -> None:
