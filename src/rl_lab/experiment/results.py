@@ -15,6 +15,7 @@ from rl_lab.orchestration.run_directory import RunDirectory, read_json, to_json,
 
 CURVE_COLUMNS = ("env_steps", "frames", "updates", "wall_s", "eval/return_mean", "collect/episode_return")
 MAX_CURVE_ROWS = 400
+PHASE_PREFIXES = ("workflow/", "train/loss/", "eval/return_mean")
 
 Rows = dict[int, dict[str, Any]]
 
@@ -78,7 +79,17 @@ def result_row(run: RunDirectory, seed: int, score: Mapping[str, Any], curve: st
         "versions": info.get("versions"),
         "parameters": (info.get("parameters") or {}).get("total"),
         "curve": curve,
+        "phases": phase_ends(metric_rows(run)),
     }
+
+
+def phase_ends(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """By phase: the last value of every loss, of every evaluation and of what the workflow logged."""
+    ends: dict[str, dict[str, float]] = {}
+    for row in rows:
+        kept = {name: value for name, value in row.items() if name.startswith(PHASE_PREFIXES)}
+        ends.setdefault(row["phase"], {}).update(kept)
+    return ends
 
 
 def read_results(path: Path, *, overrides: Sequence[str], protocol: Mapping[str, Any]) -> Rows:

@@ -166,7 +166,7 @@ KERNELS: tuple[Kernel, ...] = (
         "rl_lab.components.encoders.cnn.DreamerCNN", "forward", "triton", "rl_lab.kernels.triton.images:forward",
         mirrors=(
             "rl_lab.components.encoders.cnn.DreamerCNN.forward", "rl_lab.components.encoders.images.scale_image",
-            f"{CONVOLUTIONS}.PooledConv.forward", f"{LAYERS}.RMSNorm.forward",
+            f"{CONVOLUTIONS}.PooledConv.forward", f"{CONVOLUTIONS}.PooledConv.by_phases", f"{LAYERS}.RMSNorm.forward",
         ),
         parts=(
             MODULE_LIST, f"{CONVOLUTIONS}.PooledConv", f"{CONVOLUTIONS}.Conv", f"{LAYERS}.RMSNorm",

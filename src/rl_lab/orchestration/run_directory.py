@@ -160,11 +160,11 @@ class RunDirectory:
         }
         write_protected(self.path, RUN_FILE, to_json(record))
 
-    def finish(self, status: Status, error: str | None = None) -> None:
+    def finish(self, status: Status, error: str | None = None, **extra: Any) -> None:
         """Close run.json. On a full disk that is done in its place, where no further block is needed: how the run ended
         must be told, and the error that ended it must not be hidden by another."""
         cause = error[:1000] if error is not None else None
-        record = {**self.info(), "status": status, "end": timestamp(), "error": cause}
+        record = {**self.info(), "status": status, "end": timestamp(), "error": cause, **extra}
         try:
             write_protected(self.path, RUN_FILE, to_json(record))
         except OSError:
