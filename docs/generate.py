@@ -66,6 +66,7 @@ def contents() -> dict[str, str]:
     parts |= {"pendulum optimum": optimum_table(ROOT / "results" / "matrix" / "pendulum.json")}
     parts |= {f"speed {name}": side_by_side_table(speed / f"{name}.json") for name in BESIDE_SB3}
     parts |= {"reliability": reliability_table(ROOT / "results" / RELIABILITY)}
+    parts |= {"soak": soak_table(ROOT / "results" / "soak")}
     return parts | {"cartpole": experiment_file("dreamer_v3_cartpole")}
 
 
@@ -118,17 +119,26 @@ def reliability_table(path: Path) -> str:
         return "No campaign is recorded yet: `make torture` writes it."
     result = json.loads(path.read_text(encoding="utf-8"))
     names = [[name.replace("_", " "), f"{count:,}"] for name, count in result["counts"].items()]
-    soak = result.get("soak")
-    told = [
-        f"{result['seconds'] / 60:.0f} minutes at commit `{result['commit'][:12]}`, seed {result['seed']}, with the"
-        f" runs {'; '.join(result['cases'])}: {len(result['failures'])} failures.",
-        _table(["Done", "Times"], names),
-    ]
-    if soak:
-        memory = f"{soak['rss_mib_first']:,} MiB once it had settled, {soak['rss_mib_last']:,} MiB at the end"
-        held = ", ".join(f"{name} from {soak[name][0]} to {soak[name][1]}" for name in ("handles", "threads"))
-        told.append(f"Soak: {soak['minutes']:g} minutes of training, evaluations and checkpoints: {memory}; {held}.")
-    return "\n\n".join(told)
+    return "\n\n".join(
+        [
+            f"{result['seconds'] / 60:.0f} minutes at commit `{result['commit'][:12]}`, seed {result['seed']}, with the"
+            f" runs {'; '.join(result['cases'])}: {len(result['failures'])} failures.",
+            _table(["Done", "Times"], names),
+        ]
+    )
+
+
+def soak_table(folder: Path) -> str:
+    """What long trainings held once they had settled, and at their end."""
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        names = ("rss_mib", "gpu_mib", "handles", "threads")
+        held = [f"{result[name]['first']:,.0f} → {result[name]['last']:,.0f}" for name in names]
+        rows.append([path.stem, f"{result['minutes']:g}", f"{result['env_steps']:,}", f"{result['updates']:,}",
+                     str(result["evaluations"]), *held])  # fmt: skip
+    heads = ["Device", "Minutes", "Env steps", "Updates", "Evaluations", "MiB", "MiB on the GPU", "Handles", "Threads"]
+    return _table(heads, rows) if rows else "None is recorded yet: `make torture SOAK=60` makes one."
 
 
 def side_by_side_table(path: Path) -> str:

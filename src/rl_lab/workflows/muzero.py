@@ -103,7 +103,6 @@ class MuZero(Workflow):
         )
         self.slow = context.component("slow_model", SlowTarget)
         assert isinstance(self.slow.network, MuZeroModel)
-        self.model.kernels = self.slow.network.kernels  # chosen for a copy of the same networks
         self.frames = context.component("frame_stack", FrameStack)
         has_projection = "projection" in context.components
         self.projection = context.component("projection", Projection) if has_projection else None
