@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from beside import atari_table as atari_scores_table
+from beside import control_table
 from curves import curves_table, draw_curves, published
 from scores import RELIABILITY, scores_table
 
@@ -52,7 +54,7 @@ def contents() -> dict[str, str]:
     parts = {f"settings {name}": settings_table(cls) for name, cls in sections.items()}
     speed = ROOT / "results" / "speed"
     parts |= {"scores": scores_table(ROOT / "results"), "scores marked": scores_table(ROOT / "results", marked=True)}
-    parts |= {"speed": speed_table(speed)}
+    parts |= {"speed": speed_table(speed), "beside control": control_table(), "beside atari": atari_scores_table()}
     parts |= {f"curves {page}": curves_table(page) for page in published()}
     parts |= {"speed cpu": cpu_table(speed / "dreamer_v3_cpu.json")}
     parts |= {"ablation": ablation_table(speed / "ablation.json")}
