@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": ("rl_lab.cli.compare", "curves, table and confidence intervals of several runs"),
     "data": ("rl_lab.cli.data", "record, inspect, convert and merge datasets"),
     "reproduce": ("rl_lab.cli.reproduce", "train the seeds of an experiment and write results/"),
+    "sweep": ("rl_lab.cli.sweep", "show a study of Optuna: runs, importance of settings, the best"),
     "doctor": ("rl_lab.cli.doctor", "what is installed, what is missing and how to get it"),
 }
 EXIT_FAILURE, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rl_lab.errors import RLLabError
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.config import parse_overrides
+from rl_lab.experiment.learning_code import code_digest
 from rl_lab.experiment.prepare import Prepared, prepare
-from rl_lab.experiment.resume import RESUME_KEY, Resumption, prepare_resume
+from rl_lab.experiment.resume import RESUME_KEY, Resumption, is_over, prepare_resume, runs_with
 from rl_lab.orchestration.files import NO_ROOM
+from rl_lab.orchestration.orchestrator import StopRule
 from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.orchestration.signals import ending_at_once
+
+EXIT_REQUEUE = 75  # "temporary failure": Slurm's RequeueExit and its like start the job again
 
 
 @dataclass(frozen=True)
@@ -24,11 +30,24 @@ class Outcome:
 
     code: int
     folder: Path
+    pruned: bool = False
 
 
-def train(overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = (), trust: bool = False) -> int:
-    """Train by these overrides; the process's exit code. `trust`: a run to go on with may name code of its own."""
-    return run_training(overrides, config_dirs=config_dirs, trust=trust).code
+def train(
+    overrides: Sequence[str] = (), *, config_dirs: Sequence[Path] = (), trust: bool = False, requeue: bool = False
+) -> int:
+    """Train by these overrides; the process's exit code. `trust`: a run to go on with may name code of its own.
+
+    `requeue`: go on with the newest unfinished run of these very overrides, and end with `EXIT_REQUEUE` where SIGTERM
+    stopped it: the same command, given again by a cluster, then takes the run to its end.
+    """
+    if requeue and not _resumes(overrides):
+        run_root = prepare(overrides, config_dirs=config_dirs).config["run_root"]
+        unfinished = [run for run in runs_with(run_root, overrides=list(overrides)) if not is_over(run)]
+        if unfinished:
+            overrides = [f"{RESUME_KEY}={unfinished[-1].path}", f"run_root={run_root}"]
+    code = run_training(overrides, config_dirs=config_dirs, trust=trust).code
+    return EXIT_REQUEUE if requeue and code == 128 + signal.SIGTERM else code
 
 
 def configuration(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: bool = False) -> Prepared:
@@ -38,21 +57,44 @@ def configuration(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (),
     return prepare(overrides, config_dirs=config_dirs)
 
 
-def run_training(overrides: Sequence[str], *, config_dirs: Sequence[Path] = (), trust: bool = False) -> Outcome:
-    """Train by these overrides, in a new run or in the one that `training.resume_path` names."""
+def run_training(
+    overrides: Sequence[str],
+    *,
+    config_dirs: Sequence[Path] = (),
+    trust: bool = False,
+    mark: Mapping[str, Any] | None = None,
+    stop_rule: StopRule | None = None,
+) -> Outcome:
+    """Train by these overrides, in a new run or in the one that `training.resume_path` names.
+
+    `mark` tells the run of a sweep: where one that carries it is there already, it is gone on with, and one that is
+    over is left as it is. `stop_rule` is asked after each evaluation whether the run should end early.
+    """
     try:
-        return _train(overrides, config_dirs, trust)
+        return _train(overrides, config_dirs, trust, mark, stop_rule)
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
         raise RLLabError(f"There is no room to write the run: {error}. Free some space, then start again.") from error
 
 
-def _train(overrides: Sequence[str], config_dirs: Sequence[Path], trust: bool) -> Outcome:
+def _train(
+    overrides: Sequence[str],
+    config_dirs: Sequence[Path],
+    trust: bool,
+    mark: Mapping[str, Any] | None,
+    stop_rule: StopRule | None,
+) -> Outcome:
     if _resumes(overrides):
         resumption = prepare_resume(overrides, trust=trust)
-        return _go(resumption.prepared, resumption.run, resumption)
+        return _go(resumption.prepared, resumption.run, resumption, stop_rule)
     prepared = prepare(overrides, config_dirs=config_dirs)
+    before = runs_with(prepared.config["run_root"], sweep=dict(mark)) if mark is not None else []
+    if before:
+        if is_over(before[-1]):
+            return Outcome(0, before[-1].path, pruned=before[-1].info().get("pruned") is not None)
+        resumption = prepare_resume([f"{RESUME_KEY}={before[-1].path}"])
+        return _go(resumption.prepared, resumption.run, resumption, stop_rule)
     settings = prepared.settings.experiment
     assert settings.name is not None
     # A run keeps the overrides that it was started with: `reproduce` knows it by them.
@@ -63,8 +105,10 @@ def _train(overrides: Sequence[str], config_dirs: Sequence[Path], trust: bool) -
         config=prepared.to_yaml(),
         argv=sys.argv,
         overrides=list(overrides),
+        code=code_digest(prepared.config),
+        **({} if mark is None else {"sweep": dict(mark)}),
     )
-    return _go(prepared, run, None)
+    return _go(prepared, run, None, stop_rule)
 
 
 def _resumes(overrides: Sequence[str]) -> bool:
@@ -72,7 +116,7 @@ def _resumes(overrides: Sequence[str]) -> bool:
     return given.get(RESUME_KEY) is not None
 
 
-def _go(prepared: Prepared, run: RunDirectory, resumption: Resumption | None) -> Outcome:
+def _go(prepared: Prepared, run: RunDirectory, resumption: Resumption | None, stop_rule: StopRule | None) -> Outcome:
     with run.lock():
         try:
             with ending_at_once():
@@ -81,8 +125,10 @@ def _go(prepared: Prepared, run: RunDirectory, resumption: Resumption | None) ->
             if resumption is None:  # nothing has happened in it yet
                 shutil.rmtree(run.path, ignore_errors=True)
             raise
+        experiment.orchestrator.stop_rule = stop_rule
         try:
-            return Outcome(_run(experiment, prepared, run, resumption), run.path)
+            code = _run(experiment, prepared, run, resumption)
+            return Outcome(code, run.path, pruned=experiment.orchestrator.pruned is not None)
         except Exception as error:
             error.run_folder = run.path  # type: ignore[attr-defined]  # the command line writes the traceback there
             raise

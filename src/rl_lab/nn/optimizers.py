@@ -26,6 +26,7 @@ class _FlatGroup:
         self.momentum, self.second_moment, self.work = torch.zeros(3, sum(sizes), device=device).unbind()
         self.updates = torch.zeros(len(params), dtype=torch.int64, device=device)  # of each tensor
         self.views = piece_views(self.work, params, sizes)
+        self._choices: dict[frozenset[int], Tensor] = {}  # by the identities of the parameters that a step is for
 
     def gather(self) -> Tensor:
         """Copy the gradients into `work`; their norms, [tensors]. A parameter without gradient has gradient 0."""
@@ -38,10 +39,10 @@ class _FlatGroup:
 
     def chosen(self, only: Collection[Tensor] | None) -> Tensor:
         """[tensors] which of them this step is for."""
-        if only is None:
-            return torch.ones_like(self.updates, dtype=torch.bool)
-        ids = {id(value) for value in only}
-        return torch.tensor([id(value) in ids for value in self.params]).to(self.updates.device)
+        ids = frozenset(map(id, self.params if only is None else only))
+        if ids not in self._choices:  # made once: a captured step must not copy from the host
+            self._choices[ids] = torch.tensor([id(value) in ids for value in self.params]).to(self.updates.device)
+        return self._choices[ids]
 
 
 class LaProp(torch.optim.Optimizer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -45,6 +45,12 @@ class EvalEnvsFactory(Protocol):
     """Makes the environments of one evaluation stream."""
 
     def __call__(self, stream: SeedStream, *, render: bool) -> VectorEnv: ...
+
+
+class StopRule(Protocol):
+    """Looks at each evaluation of a run: why the run should end here, or None."""
+
+    def __call__(self, metrics: Mapping[str, float], env_steps: int) -> str | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +95,8 @@ class Orchestrator:
         )
         self.guard = NonFiniteGuard(policy=settings.on_nonfinite, run=run, workflow=workflow)
         self.signal = StopSignal()
+        self.stop_rule: StopRule | None = None
+        self.pruned: str | None = None  # why the rule ended the run
         self._views = {phase.name: _view(phase) for phase in phases}
         self.batch_specs = {phase.name: workflow.phase_batch_spec(self._views[phase.name]) for phase in phases}
         if any(phase.updates and self.batch_specs[phase.name] is None for phase in phases):
@@ -131,7 +139,7 @@ class Orchestrator:
                 self._loop()
                 while self.save() is None:  # it went back to an earlier checkpoint
                     self._loop()
-                completed = self.signal.received is None and complete(self)
+                completed = not self._stopped and complete(self)
             except KeyboardInterrupt:  # a second Ctrl-C: at once, without a checkpoint
                 run.finish("interrupted", "stopped at once; the last checkpoint stands")
                 return 130
@@ -142,11 +150,19 @@ class Orchestrator:
                 raise
             if completed:
                 return 0
+            if self.pruned is not None:
+                run.finish("interrupted", self.pruned, pruned=True)
+                self.recorder.console.message(f"The run was {self.pruned}.")
+                return 0
             run.finish("interrupted")
             self.recorder.console.message(
                 f"Interrupted and saved. Go on with: rl-lab train training.resume_path={run.path}"
             )
             return self.signal.exit_code
+
+    @property
+    def _stopped(self) -> bool:
+        return self.signal.received is not None or self.pruned is not None
 
     @property
     def learns_nothing(self) -> bool:
@@ -187,7 +203,7 @@ class Orchestrator:
             ):
                 self._finish_step()
             if action is None or action.new_batch or action.kind != "update":  # no batch is half used
-                if signal.received is not None:
+                if signal.received is not None or self.pruned is not None:
                     return
                 if self.clock >= self._next_due:
                     self._on_due()
@@ -365,6 +381,8 @@ class Orchestrator:
         self.recorder.console.message(
             f"step {step}: evaluation return {mean:.1f} ± {result.return_std:.1f} ({len(result.returns)} episodes)"
         )
+        if self.stop_rule is not None:
+            self.pruned = self.stop_rule(metrics, step)
         name = self.settings.best_metric
         if name is None:
             return
