@@ -218,8 +218,10 @@ def ablation_table(path: Path) -> str:
     rows = []
     for row in _rows(path):
         saved = [f"{name.removeprefix('without ')} {share:.0%}" for name, share in row["share"].items()]
-        rows.append([f"`{row['overrides'][0]}`", f"{row['ms']['as it is']:.1f} ms", "; ".join(saved) or "no kernel"])
-    return _table(["Experiment", "Turn of the loop", "Time saved by"], rows) if rows else "Not recorded yet."
+        turn = f"{row['ms']['as it is']:.1f} ms"
+        rows.append([f"`{row['overrides'][0]}`", row["device"], turn, "; ".join(saved) or "no kernel"])
+    head = ["Experiment", "Device", "Turn of the loop", "Time saved by"]
+    return _table(head, rows) if rows else "Not recorded yet."
 
 
 def atari_table(path: Path) -> str:
