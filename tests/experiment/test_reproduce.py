@@ -15,7 +15,19 @@ from rl_lab.experiment import jobs
 from rl_lab.experiment.reproduce import reproduce
 
 OVERRIDES = ["environment.id=CartPole-v1", "training.total_timesteps=80", "evaluation.every=40", *QUIET]
-ROW = {"seed", "return_mean", "return_std", "env_steps", "frames", "updates", "wall_s", "device", "commit", "curve"}
+ROW = {
+    "seed",
+    "return_mean",
+    "return_std",
+    "env_steps",
+    "frames",
+    "updates",
+    "wall_s",
+    "device",
+    "commit",
+    "curve",
+    "phases",
+}
 
 
 @pytest.fixture
