@@ -36,7 +36,8 @@ EXPERIMENTS: dict[str, tuple[float | None, list[str]]] = {  # updates per env st
     "tdmpc2": (1.0, ["+experiment=tdmpc2_cartpole"]),
     "ppo": (None, ["+experiment=ppo_cartpole"]),
     "dqn": (0.25, ["+experiment=dqn_cartpole"]),
-    "muzero": (0.2, ["+experiment=muzero_cartpole"]),
+    "muzero": (0.5, ["+experiment=muzero_cartpole"]),
+    "muzero_sampled": (0.5, ["+experiment=muzero_pendulum"]),
 }
 QUIET = ["logging.console=off", "logging.tensorboard=false", "environment.backend=sync"]
 

@@ -218,6 +218,8 @@ class PlannedDecision:
     is_elite: np.ndarray  # [candidate] bool
     chosen: np.ndarray  # [horizon + 1, entries]
     real: np.ndarray  # [at most horizon + 1, entries]
+    weight: np.ndarray | None = None  # [candidate] of particles: a share of all weights
+    note: str = ""  # what else the planner says of this decision
 
 
 @dataclass(frozen=True)

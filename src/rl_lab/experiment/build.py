@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from rl_lab.components.controller_manager import DISTILL_ROLE
 from rl_lab.data_sources.base import DataSource, SourceContext
 from rl_lab.environments import make_vector_env
 from rl_lab.environments.base import SeedStream, VectorEnv
@@ -183,7 +182,8 @@ def check_batches(phases: Sequence[Phase], orchestrator: Orchestrator) -> None:
     """Refuse data from which the batches of some phase can never be drawn, and a controller that cannot learn."""
     for phase in phases:
         if any(hook.name == "distill" for hook in phase.hooks):
-            orchestrator.context.controllers.learner(DISTILL_ROLE)
+            for role in orchestrator.context.controllers.distilled:
+                orchestrator.context.controllers.learner(role)
         spec, name = orchestrator.batch_specs[phase.name], phase.data_source
         if phase.updates and spec is not None and name is not None:
             try:

@@ -13,6 +13,7 @@ from typing import Any
 from rl_lab.errors import RLLabError
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.config import parse_overrides
+from rl_lab.experiment.learning_code import code_digest
 from rl_lab.experiment.prepare import Prepared, prepare
 from rl_lab.experiment.resume import RESUME_KEY, Resumption, is_over, prepare_resume, runs_with
 from rl_lab.orchestration.files import NO_ROOM
@@ -104,6 +105,7 @@ def _train(
         config=prepared.to_yaml(),
         argv=sys.argv,
         overrides=list(overrides),
+        code=code_digest(prepared.config),
         **({} if mark is None else {"sweep": dict(mark)}),
     )
     return _go(prepared, run, None, stop_rule)

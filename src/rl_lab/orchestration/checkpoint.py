@@ -165,7 +165,7 @@ class CheckpointManager:
         found = {}
         for path in self.folder.glob("step-*"):
             number = path.name.removeprefix("step-")
-            if number.isdigit() and path.is_dir():
+            if number.isdecimal() and path.is_dir():
                 found[int(number)] = path
         return dict(sorted(found.items()))
 

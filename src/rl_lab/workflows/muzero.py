@@ -103,7 +103,6 @@ class MuZero(Workflow):
         )
         self.slow = context.component("slow_model", SlowTarget)
         assert isinstance(self.slow.network, MuZeroModel)
-        self.model.kernels = self.slow.network.kernels  # chosen for a copy of the same networks
         self.frames = context.component("frame_stack", FrameStack)
         has_projection = "projection" in context.components
         self.projection = context.component("projection", Projection) if has_projection else None
@@ -166,7 +165,8 @@ class MuZero(Workflow):
         seen, memory = self._see(observation, state)
         root = self.simulator.observe(seen)
         if not isinstance(self.planner, MCTS):
-            plan = self.planner.plan(root, {name: state[name] for name in self.planner.initial_memory(0)})
+            kept = {name: state[name] for name in self.planner.initial_memory(0)}
+            plan = self.planner.plan(root, kept, observation=seen)
             return self.codec.decode(plan.action).cpu().numpy(), memory | plan.memory
         count = None if mode == "eval" or self.simulations is None else int(self.simulations(self._step))
         search = self.planner.search(root, explore=mode == "train", legal=self._legal(seen), simulations=count)
@@ -195,7 +195,8 @@ class MuZero(Workflow):
         root = self.simulator.observe(seen)
         if isinstance(self.planner, MCTS):
             return self.planner.plan_from(self.planner.search(root, legal=self._legal(seen)), {}), root
-        return self.planner.plan(root, {name: state[name] for name in self.planner.initial_memory(0)}), root
+        kept = {name: state[name] for name in self.planner.initial_memory(0)}
+        return self.planner.plan(root, kept, observation=seen), root
 
     def collect_step(self, step: int, *, phase: PhaseView) -> CollectResult | None:
         self._step = step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -185,11 +185,11 @@ class MCTS(Accelerated, Planner):
         simulator, sign = self.simulator, 1.0 if self.players == 1 else -1.0
         states = StateStore(state, tree.simulations + 1)
         sampled = None if self.enumerates else StateStore(actions, tree.simulations + 1)
-        walker, step = self._walker(tree, rule), self._stepper()
+        walker = self._walker(tree, rule)
         for _ in range(tree.simulations):
             node, edge = walker.select()
             action = one_hot(edge, tree.actions) if sampled is None else sampled.at(node)[tree.rows, edge]
-            following, reward, continuation, actions, logits, value = step(states.at(node), action)
+            following, reward, continuation, actions, logits, value = self._expand(states.at(node), action)
             states.append(following)
             if sampled is not None:
                 sampled.append(actions)
@@ -198,21 +198,10 @@ class MCTS(Accelerated, Planner):
                 value = (value - reward) / discount.clamp(min=MIN_DISCOUNT)
             walker.expand(node, edge, reward=reward.float(), discount=discount.float(), logits=logits, value=value)
 
-    def _stepper(self) -> Callable[[ModelState, Tensor], Expanded]:
-        """A function that steps the model and returns actions, logits and value of the new node."""
-        if self._predicts:
-            step_and_predict = self.simulator.stepper()
-
-            def step(state: ModelState, action: Tensor) -> Expanded:
-                following, prediction = step_and_predict(state, action)
-                return (*following, action, prediction.logits.float(), prediction.value.float())
-        else:
-
-            def step(state: ModelState, action: Tensor) -> Expanded:
-                following = self.simulator.step(state, action)
-                return (*following, *self._evaluate(following.state))
-
-        return step
+    def _expand(self, state: ModelState, action: Tensor) -> Expanded:
+        """Step the model: what follows, and the actions, logits and value of the new node."""
+        following = self.simulator.step(state, action)
+        return (*following, *self._evaluate(following.state))
 
     @property
     def _predicts(self) -> bool:
