@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from beside import atari_table as atari_scores_table
+from beside import control_table
 from curves import curves_table, draw_curves, published
 from scores import RELIABILITY, scores_table
 from world_models_tables import backends_table, car_racing_table, generation_table, temperature_table
@@ -53,7 +55,7 @@ def contents() -> dict[str, str]:
     parts = {f"settings {name}": settings_table(cls) for name, cls in sections.items()}
     speed = ROOT / "results" / "speed"
     parts |= {"scores": scores_table(ROOT / "results"), "scores marked": scores_table(ROOT / "results", marked=True)}
-    parts |= {"speed": speed_table(speed)}
+    parts |= {"speed": speed_table(speed), "beside control": control_table(), "beside atari": atari_scores_table()}
     parts |= {f"curves {page}": curves_table(page) for page in published()}
     parts |= {"speed cpu": cpu_table(speed / "dreamer_v3_cpu.json")}
     parts |= {"ablation": ablation_table(speed / "ablation.json")}
@@ -223,8 +225,10 @@ def ablation_table(path: Path) -> str:
     rows = []
     for row in _rows(path):
         saved = [f"{name.removeprefix('without ')} {share:.0%}" for name, share in row["share"].items()]
-        rows.append([f"`{row['overrides'][0]}`", f"{row['ms']['as it is']:.1f} ms", "; ".join(saved) or "no kernel"])
-    return _table(["Experiment", "Turn of the loop", "Time saved by"], rows) if rows else "Not recorded yet."
+        turn = f"{row['ms']['as it is']:.1f} ms"
+        rows.append([f"`{row['overrides'][0]}`", row["device"], turn, "; ".join(saved) or "no kernel"])
+    head = ["Experiment", "Device", "Turn of the loop", "Time saved by"]
+    return _table(head, rows) if rows else "Not recorded yet."
 
 
 def atari_table(path: Path) -> str:
