@@ -19,6 +19,7 @@ from beside import atari_table as atari_scores_table
 from beside import control_table
 from curves import curves_table, draw_curves, published
 from scores import RELIABILITY, scores_table
+from world_models_tables import backends_table, car_racing_table, generation_table, temperature_table
 
 from rl_lab.environments.settings import AtariSettings, EnvironmentSettings
 from rl_lab.experiment.registry import OWN_CONFIGS
@@ -67,6 +68,12 @@ def contents() -> dict[str, str]:
     }
     parts |= {"pendulum optimum": optimum_table(ROOT / "results" / "matrix" / "pendulum.json")}
     parts |= {f"speed {name}": side_by_side_table(speed / f"{name}.json") for name in BESIDE_SB3}
+    parts |= {
+        "world models temperatures": temperature_table(ROOT / "results" / "og_wm_dream_temperatures.json"),
+        "world models car racing": car_racing_table(ROOT / "results"),
+        "speed evolution": generation_table(speed / "evolution.json"),
+        "speed car racing": backends_table(speed / "car_racing.json"),
+    }
     parts |= {"reliability": reliability_table(ROOT / "results" / RELIABILITY)}
     parts |= {"soak": soak_table(ROOT / "results" / "soak")}
     return parts | {"cartpole": experiment_file("dreamer_v3_cartpole")}
