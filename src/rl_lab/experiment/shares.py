@@ -28,7 +28,7 @@ from rl_lab.orchestration.run_directory import RunDirectory
 SEED_DOMAIN = 8  # keeps what a rank draws apart from other streams of the run's seed
 PER_RUN = ("capacity", "start_after", "beta_records")  # settings of data sources that count records of all ranks
 POLL_S = 0.1
-_COMMAND = "from rl_lab.experiment.train import main_of_rank; main_of_rank()"
+_COMMAND = "from rl_lab.cli.rank import main; main()"
 GRACE_S = 300.0  # for the ranks to write a checkpoint
 
 
@@ -186,7 +186,7 @@ def _start(rank: int, count: int, port: int, assignment: Path, log: Path) -> sub
                 sys.executable,
                 "-P",
                 "-c",
-                "from rl_lab.experiment.train import main_of_rank; main_of_rank()",
+                "from rl_lab.cli.rank import main; main()",
                 assignment,
             ],
             env=environment,

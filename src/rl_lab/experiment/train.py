@@ -123,21 +123,14 @@ def _on_ranks(assignment: shares.Assignment, count: int) -> Outcome:
     return Outcome(code, assignment.path, pruned=RunDirectory(assignment.path).info().get("pruned") is not None)
 
 
-def main_of_rank() -> None:
-    """One of the ranks that `run_ranks` started."""
-    from rl_lab.cli.main import run_guarded
-
-    def train_share() -> int:
-        threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
-        assignment = shares.read_assignment(sys.argv[1])
-        ranks.join()
-        overrides = assignment.overrides or [f"{RESUME_KEY}={assignment.path}"]
-        resumption = prepare_resume(overrides, trust=assignment.trust)
-        return _go(
-            resumption.prepared, resumption.run, None if assignment.fresh else resumption, assignment.stop_rule
-        ).code
-
-    sys.exit(run_guarded(train_share))
+def train_share(path: str) -> int:
+    """One of the ranks that `run_ranks` started: meet the others and train. `path`: of its assignment."""
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
+    assignment = shares.read_assignment(path)
+    ranks.join()
+    resumption = prepare_resume(assignment.overrides or [f"{RESUME_KEY}={assignment.path}"], trust=assignment.trust)
+    before = None if assignment.fresh else resumption
+    return _go(resumption.prepared, resumption.run, before, assignment.stop_rule).code
 
 
 def _new_run(prepared: Prepared, overrides: Sequence[str], mark: Mapping[str, Any] | None) -> RunDirectory:
