@@ -151,7 +151,7 @@ KERNELS: tuple[Kernel, ...] = (
                 f"{MODELS}.rssm.BlockRSSM.{name}"
                 for name in ("advance", "activate", "posterior", "_to_blocks", "_from_blocks")
             ),
-            f"{LAYERS}.BlockLinear.forward_blocks", *LAYER_SOURCES, *SAMPLE_SOURCES,
+            f"{LAYERS}.BlockLinear.forward_blocks", "rl_lab.nn.distributions.tanh", *LAYER_SOURCES, *SAMPLE_SOURCES,
         ),
         parts=(*DENSE_LAYERS, f"{LAYERS}.BlockLinear", f"{LAYERS}.MLP"),
     ),

@@ -63,6 +63,7 @@ class MuZero(Workflow):
     """Methods appear in the order: acting, losses, the update. `MuZeroTargets` makes the targets."""
 
     name = "muzero"
+    data_parallel = True
     update_hooks = ("update", "update_world_model", "update_controller")
     planner: Planner
 
