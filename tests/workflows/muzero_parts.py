@@ -69,7 +69,8 @@ def make_muzero(
     trained = [value for part in model_parts for value in part.parameters()]
     context = WorkflowContext(
         config={}, device=torch.device(device), compile=compile_, seed=0,
-        observation_spec=observation, action_spec=action, components=components, controllers=ControllerManager({"planner": search}), data_sources=sources or {},
+        observation_spec=observation, action_spec=action, components=components,
+        controllers=ControllerManager({"planner": search}), data_sources=sources or {},
         optimizers={"model": FlatAdam(trained, lr=lr), "prediction": FlatAdam(list(prediction.parameters()), lr=lr)},
     )  # fmt: skip
     workflow = MuZero(**({"batch_size": 12, "unroll": 3, "td_steps": 4} | settings))
