@@ -103,5 +103,7 @@ def test_optimizer(device: str) -> None:
             self.weights.mul_(0.99)
             super().step(loss=loss)
 
-    assert_changes("step", calls, device, optimizer=lambda parameters: Decaying(parameters, lr=1e-2, clip=10.0))
+    assert_changes(
+        "step", calls, device, optimizer=lambda parameters: Decaying(parameters, lr=1e-2, eps=1e-8, clip=10.0)
+    )
     assert_differ(results(device), results(device, optimizer=torch.optim.SGD), "torch's optimiser")

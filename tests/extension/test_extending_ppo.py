@@ -127,7 +127,9 @@ def test_optimizer(make: Any, device: str) -> None:
             super().step(loss=loss)
 
     if make is overriding:
-        assert_changes("step", calls, device, optimizer=lambda parameters: Slower(parameters, lr=1e-2, clip=0.5))
+        assert_changes(
+            "step", calls, device, optimizer=lambda parameters: Slower(parameters, lr=1e-2, eps=1e-8, clip=0.5)
+        )
         return
     calls.append("made")
     assert_changes("RMSprop", calls, device, optimizer=lambda parameters: make(parameters, lr=1e-2))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 
 from rl_lab.components.controller_manager import ControllerManager
@@ -36,14 +40,14 @@ def make_muzero(
     limit: float = 20.0,
     lr: float = 1e-3,
     device: str = "cpu",
-    kinds: dict[str, type] | None = None,  # other classes for some parts
+    kinds: dict[str, Callable[..., Any]] | None = None,  # other classes for some parts
     **settings,
 ) -> MuZero:
     """With `kinds`, even empty, the parts take the kernels that suit them, as those of a run do."""
     torch.manual_seed(0)
     chosen = {
-        "dynamics": Dynamics, "prediction": PolicyValueNetwork, "planner": MCTS, "workflow": MuZero, "optimizer": FlatAdam,
-        **(kinds or {}),
+        "dynamics": Dynamics, "prediction": PolicyValueNetwork, "planner": MCTS, "workflow": MuZero,
+        "optimizer": partial(FlatAdam, eps=1e-8, clip=None), **(kinds or {}),
     }  # fmt: skip
     frames = FrameStack(observation=observation, depth=depth)
     representation = make_representation(
