@@ -68,6 +68,7 @@ def result_row(run: RunDirectory, seed: int, score: Mapping[str, Any], curve: st
         "seed": seed,
         "return_mean": score["eval/return_mean"],
         "return_std": score["eval/return_std"],
+        **_shares(score),
         "env_steps": summary.get("env_steps"),
         "frames": int(frames[-1]) if frames else summary.get("env_steps"),
         "updates": summary.get("updates"),
@@ -79,6 +80,13 @@ def result_row(run: RunDirectory, seed: int, score: Mapping[str, Any], curve: st
         "parameters": (info.get("parameters") or {}).get("total"),
         "curve": curve,
     }
+
+
+def _shares(score: Mapping[str, Any]) -> dict[str, Any]:
+    """The shares of episodes that ended with some flag of the environment set, where it has such flags."""
+    prefix = "eval/share_"
+    shares = {name.removeprefix(prefix): value for name, value in score.items() if name.startswith(prefix)}
+    return {"shares": shares} if shares else {}
 
 
 def read_results(path: Path, *, overrides: Sequence[str], protocol: Mapping[str, Any]) -> Rows:

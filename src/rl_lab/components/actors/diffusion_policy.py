@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from rl_lab.components.acting import AgentState, LearningController, Mode
 from rl_lab.components.actions import ActionCodec
 from rl_lab.components.diffusion import AveragedModel, DiffusionModel, Guidance, NoiseSchedule, make_denoiser
+from rl_lab.components.diffusion.model import SAMPLERS
 from rl_lab.components.encoders.resnet18 import KeypointResNet
 from rl_lab.components.observations import flat_observation
 from rl_lab.components.spaces import SpecLike, observation_specs
-from rl_lab.errors import ConfigError, DataError
+from rl_lab.errors import ConfigError, DataError, nearest
 from rl_lab.metrics.values import Metrics
 from rl_lab.nn.normalizers import LimitsNormalizer
 from rl_lab.records import OBSERVATION_PREFIX, Batch, BatchSpec, Observation, SequenceBatch
@@ -89,6 +90,7 @@ class Chunks(NamedTuple):
 
     observation: dict[str, Tensor]  # each [batch, observation_horizon, ...]
     action: Float[Tensor, "batch prediction_horizon action"]  # encoded
+    taken: Float[Tensor, " batch"]  # 0 where no decision is made at the present: it is the last record of an episode
 
 
 class DiffusionPolicy(LearningController):
@@ -131,6 +133,8 @@ class DiffusionPolicy(LearningController):
         _check_horizons(observation_horizon, prediction_horizon, action_horizon)
         self.observation_horizon, self.prediction_horizon = observation_horizon, prediction_horizon
         self.action_horizon, self.batch_size = action_horizon, batch_size
+        if sampler not in SAMPLERS:
+            raise ConfigError(f"sampler='{sampler}' does not exist.{nearest(sampler, SAMPLERS)}")
         self.sampler, self.sampling_steps = sampler, sampling_steps
         self.codec = ActionCodec(action)
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
@@ -231,7 +235,8 @@ class DiffusionPolicy(LearningController):
         if not self.fitted:
             self.model.features.widen(chunks.observation)
         condition = self.model.condition(chunks.observation)
-        return self.model.diffusion.loss(self.action_limits(chunks.action), condition), {}
+        weight = chunks.taken / chunks.taken.mean().clamp(min=1e-6)
+        return self.model.diffusion.loss(self.action_limits(chunks.action), condition, weight=weight[:, None, None]), {}
 
     def after_update(self) -> None:
         self.average.update(self.model)
@@ -248,11 +253,9 @@ class DiffusionPolicy(LearningController):
         rows, taken = within_episode(
             batch.is_first[:, :length], batch.is_last[:, :length], now=self.observation_horizon - 1
         )
-        rows = rows[taken]
-        chosen = torch.arange(len(taken), device=taken.device)[taken].unsqueeze(-1)
-        past = rows[:, : self.observation_horizon]
-        observation = {key: value[chosen, past] for key, value in batch.observation.items()}
-        return Chunks(observation, self.codec.encode(batch.action[chosen, rows]))
+        window, past = torch.arange(len(rows), device=rows.device).unsqueeze(-1), rows[:, : self.observation_horizon]
+        observation = {key: value[window, past] for key, value in batch.observation.items()}
+        return Chunks(observation, self.codec.encode(batch.action[window, rows]), taken.float())
 
 
 def within_episode(
