@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tests.overrides import QUIET
 
+from rl_lab.errors import RLLabError
 from rl_lab.experiment.agent import load
 from rl_lab.experiment.train import run_training
 from rl_lab.workflows.diffusion_policy import DiffusionPolicyWorkflow
@@ -22,15 +24,13 @@ SMALL = [
 
 
 def test_a_run_learns_chunks_and_draws_how_they_come_about(tmp_path: Path) -> None:
-    """The loss falls; the policy has the limits of its dataset; the report shows noise becoming actions, and says how
-    many episodes took which way."""
+    """The loss falls; the policy has the limits of its dataset; the report shows noise becoming actions."""
     overrides = [option for option in SMALL if option != "evaluation.imagination=false"]
     run = run_training([*overrides, "workflow.decay_updates=150", "logging.every=50", f"run_root={tmp_path}"])
     assert run.code == 0
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     losses = [line["train/loss"] for line in lines if "train/loss" in line]
     assert losses[-1] < 0.6 * losses[0]
-    assert {"eval/share_success", "eval/share_above"} <= lines[-1].keys() | lines[-2].keys()
     policy = load(run.folder).workflow.policy
     with np.load(run.folder / "data" / "demos" / "demonstrations.npz") as file:
         low = file["action"][~file["is_last"]].min(0)
@@ -79,10 +79,10 @@ def test_an_agent_goes_on_within_a_chunk(tmp_path: Path) -> None:
         [*SMALL, "workflow.decay_updates=5", "evaluation.imagination=false", f"run_root={tmp_path}"]
     ).folder
     first, second = load(folder), load(folder)
-    observation = {"vector": np.array([[-0.6, 0.0], [-0.6, 0.01]], np.float32)}
+    observation = np.array([[-0.6, 0.0], [-0.6, 0.01]], np.float32)
     torch.manual_seed(0)
     _, state = first.act(observation, first.initial_state(num_envs=2))
-    copied = {name: value.clone() for name, value in state.items()}
+    copied = copy.deepcopy(state)
     for _ in range(3):  # the rest of the chunk: nothing is drawn
         one, state = first.act(observation, state)
         other, copied = second.act(observation, copied)
@@ -105,7 +105,5 @@ def test_an_agent_goes_on_within_a_chunk(tmp_path: Path) -> None:
 def test_what_cannot_be_learned_is_refused_before_the_first_update(
     tmp_path: Path, overrides: list[str], message: str
 ) -> None:
-    from rl_lab.errors import RLLabError
-
     with pytest.raises(RLLabError, match=message):
         run_training([*SMALL, *overrides, f"run_root={tmp_path}"])
