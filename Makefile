@@ -8,7 +8,7 @@ RL_LAB := $(BIN)/rl-lab
 JOBS ?= logical
 
 .DEFAULT_GOAL := help
-.PHONY: torture help setup demo test test-ui web lint format learn bench
+.PHONY: torture help setup demo test test-ui web lint format learn bench datasets
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -28,6 +28,17 @@ demo: setup  ## train the default experiment (DreamerV3 on CartPole) and print w
 
 test: setup  ## unit and integration tests, shared over the cores (JOBS=1: in one process)
 	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
+
+datasets: datasets/doorkey_ppo.npz datasets/half_cheetah_ppo.npz  ## demonstrations of PPO agents trained here (20 minutes)
+
+datasets/doorkey_ppo.npz: | setup
+	$(RL_LAB) train +experiment=ppo_minigrid_doorkey
+	$(RL_LAB) data record ppo_minigrid_doorkey --episodes 200 --output $@
+
+# Seed 1: of the seeds in results/ppo_half_cheetah.json the one whose episodes are alike.
+datasets/half_cheetah_ppo.npz: | setup
+	$(RL_LAB) train +experiment=ppo_half_cheetah experiment.seed=1
+	$(RL_LAB) data record ppo_half_cheetah --episodes 25 --output $@
 
 test-ui: setup web  ## the web pages in headless Chromium (installs Chromium and Node where it may)
 	git diff --exit-code --stat -- src/rl_lab/ui/static || \
@@ -60,4 +71,5 @@ bench: setup  ## speed of replay, the loop, DQN and the command line
 HOURS ?= 0.1
 SOAK ?= 0
 torture: setup  ## kills, full disks, damage, hostile runs, bad environments, fuzz: HOURS=1 for an hour, SOAK=60 for minutes more
-	$(BIN)/python -m tests.torture --hours $(HOURS) --soak $(SOAK)
+	$(BIN)/python -m tests.torture --hours $(HOURS)
+	test $(SOAK) = 0 || $(BIN)/python -m tests.torture.soak --minutes $(SOAK)

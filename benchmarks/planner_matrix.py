@@ -4,7 +4,8 @@ Each model is trained once (or taken from --run-root, where a finished run of it
 put on it, as `rl-lab eval RUN --planner NAME key=value` does. All play the same episodes, with about the same number of
 imagined sequences for a decision. What RL Lab refuses is the reason in that cell.
 Run it: python benchmarks/planner_matrix.py [--run-root DIR] [--episodes N] [--json results/matrix/planners.json]
-and with --column "RSSM (Dreamer v1)" for the columns of one model alone, which are measured anew.
+and with --column "RSSM (Dreamer v1)" for the columns of one model alone, or --row "its own" diffusion for some rows:
+these are measured anew.
 """
 
 from __future__ import annotations
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--json", type=Path, help="where to write the result; cells that it has already are kept")
     parser.add_argument("--column", choices=sorted({model.name for model in MODELS}), help="measure these cells anew")
+    parser.add_argument("--row", nargs="+", choices=(OWN, *PLANNERS), default=[], help="measure these cells anew")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     before = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {}
@@ -137,7 +139,9 @@ def main() -> None:
         models[model.environment, model.name] = model_facts(model, run)
         for planner in (OWN, *PLANNERS):
             key = (model.environment, model.name, planner)
-            if key not in cells or asked.column:
+            if asked.row and planner not in asked.row:
+                continue
+            if key not in cells or asked.column or asked.row:
                 cells[key] = cell(model, run, planner, asked.episodes) | {"commit": commit()}
                 print(" | ".join(str(cells[key].get(name, "")) for name in (*cells[key],)), flush=True)
             if asked.json:

@@ -138,15 +138,3 @@ def test_multirun_refuses_a_wrong_key(rl_lab: Command) -> None:
     assert code == 2
     assert "'workflw'" in errors
     assert "Traceback" not in errors
-
-
-def test_the_best_of_an_optimising_sweep_is_told(tmp_path: Path) -> None:
-    """Optuna's sweeper leaves a file; other sweepers leave none."""
-    from rl_lab.experiment.sweep import best_of
-
-    assert best_of(tmp_path) is None
-    text = "name: optuna\nbest_params:\n  workflow.horizon: 9\nbest_value: 412.5\n"
-    (tmp_path / "optimization_results.yaml").write_text(text)
-    line = best_of(tmp_path)
-    assert line is not None
-    assert line.startswith("Best eval/return_mean 412.5: workflow.horizon=9.")

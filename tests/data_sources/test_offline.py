@@ -12,7 +12,7 @@ from gymnasium import spaces
 from rl_lab.data_sources.base import SourceContext
 from rl_lab.data_sources.offline import OfflineSource
 from rl_lab.datasets.episode import Attributes, Episode
-from rl_lab.datasets.files import write_dataset
+from rl_lab.datasets.files import FORMATS, write_dataset
 from rl_lab.environments.adapter import SpaceAdapter
 from rl_lab.environments.settings import EnvironmentSettings
 from rl_lab.errors import CheckpointError, ConfigError, DataError
@@ -53,13 +53,18 @@ def prepared(path: Path, folder: Path, *, seed: int = 0, **settings: Any) -> Off
     return source
 
 
-@pytest.mark.parametrize("memory", ["ram", "disk"])
-@pytest.mark.parametrize("name", ["data.npz", "data"])
-def test_no_window_crosses_an_episode(memory: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("format_name", "memory"),
+    [*((name, "ram") for name in FORMATS if name != "run"), ("npz", "disk"), ("folder", "disk")],
+)
+def test_no_window_crosses_an_episode(
+    format_name: str, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each window is three consecutive records of one episode, and all windows are drawn."""
     for module in ("rl_lab.datasets.storage", "rl_lab.data_sources.offline"):
         monkeypatch.setattr(f"{module}.SMALL_FIELD", 100)  # observations are read from files
-    source = prepared(dataset(tmp_path, name), tmp_path / "run", memory=memory, short_episodes="skip")
+    path = write_dataset(tmp_path / "data", numbered_episodes(), Attributes(), format_name=format_name)
+    source = prepared(path, tmp_path / "run", memory=memory, short_episodes="skip", format=format_name)
     assert (source._storage.file_bytes() > 0) == (memory == "disk")
     seen = set()
     for _ in range(30):

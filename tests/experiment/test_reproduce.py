@@ -15,7 +15,19 @@ from rl_lab.experiment import jobs
 from rl_lab.experiment.reproduce import reproduce
 
 OVERRIDES = ["environment.id=CartPole-v1", "training.total_timesteps=80", "evaluation.every=40", *QUIET]
-ROW = {"seed", "return_mean", "return_std", "env_steps", "frames", "updates", "wall_s", "device", "commit", "curve"}
+ROW = {
+    "seed",
+    "return_mean",
+    "return_std",
+    "env_steps",
+    "frames",
+    "updates",
+    "wall_s",
+    "device",
+    "commit",
+    "curve",
+    "phases",
+}
 
 
 @pytest.fixture
@@ -25,7 +37,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     commands: list[str] = []
 
-    def run_here(entries: list[jobs.Job], *, at_once: int, say: object) -> list[str]:
+    def run_here(entries: list[jobs.Job], *, at_once: int, say: object, start: object) -> list[str]:
         import contextlib
 
         failed = []

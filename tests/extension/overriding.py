@@ -1,4 +1,4 @@
-"""Subclasses that change the result of one method, and count their calls."""
+"""Subclasses that change the result of one method, and note that it was called."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def overriding(base: Kind, name: str, calls: list[str]) -> Kind:
     """A subclass whose method `name` gives another result than its parent's."""
 
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
-        calls.append(name)
+        if name not in calls:  # once: compiled code is made anew whenever a list that it reads has grown
+            calls.append(name)
         return altered(getattr(super(kind, self), name)(*arguments, **named))
 
     kind = type(f"My{base.__name__}", (base,), {name: method})

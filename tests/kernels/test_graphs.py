@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.components.dense_models import B, T, make_model, sequence
@@ -15,7 +17,7 @@ from rl_lab.components.world_models.base import Dream
 from rl_lab.kernels import deferred, graphs
 from rl_lab.kernels.deferred import observe
 from rl_lab.kernels.dreams import CopiedDream, DeferredDream
-from rl_lab.kernels.graphs import compile_block, structure
+from rl_lab.kernels.graphs import CapturedStep, compile_block, structure
 from rl_lab.nn.layers import NormedLinear
 from rl_lab.specs import ActionSpec
 
@@ -93,6 +95,47 @@ def test_a_compiled_piece_computes_what_the_module_is_now(
     else:
         change(layer)  # type: ignore[arg-type]
     torch.testing.assert_close(compiled(x), piece(x))
+
+
+def test_what_cannot_be_compiled_runs_as_it_is_written() -> None:
+    """Not less: it prints, and its result is right, at every call. A warning says why it is slow."""
+    torch._dynamo.reset()
+    seen: list[float] = []
+
+    def piece(x: Tensor) -> Tensor:
+        seen.append(float(np.linalg.norm(x.tolist())))
+        return 2.0 * x
+
+    compiled = compile_block(piece)
+    with pytest.warns(UserWarning, match="piece is not compiled"):
+        torch.testing.assert_close(compiled(torch.ones(4)), torch.full((4,), 2.0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once is enough
+        compiled(torch.zeros(4))
+    assert seen == [2.0, 0.0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_cannot_be_captured_is_called_each_time() -> None:
+    """A copy from the host spoils a graph; the state is as if nobody had tried, and random numbers go on."""
+    state = torch.zeros(2, device="cuda")
+
+    def step(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        state.add_(inputs["x"] * torch.tensor([1.0, 2.0]).to("cuda"))
+        return {"noise": torch.rand(2, device="cuda")}
+
+    captured = CapturedStep(step, lambda: [state])
+    torch.cuda.manual_seed(3)
+    expected = torch.rand(2, 2, device="cuda")
+    torch.cuda.manual_seed(3)
+    with pytest.warns(UserWarning, match="not captured"):
+        first = captured({"x": torch.ones(2)})["noise"]
+    second = captured({"x": torch.ones(2)})["noise"]
+    torch.testing.assert_close(torch.stack([first, second]), expected)
+    assert state.tolist() == [2.0, 4.0]
+    other = CapturedStep(lambda inputs: {"y": inputs["x"] + torch.rand(2, device="cuda")}, list)
+    assert (other({"x": torch.ones(2)})["y"] > 1.0).all()  # the next capture succeeds
+    assert other._graph is not None
 
 
 @pytest.fixture

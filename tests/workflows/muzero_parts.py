@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from rl_lab.components.controller_manager import ControllerManager
@@ -34,6 +36,8 @@ def make_muzero(
     planner: dict | None = None,
     limit: float = 20.0,
     lr: float = 1e-3,
+    device: str = "cpu",
+    compile_: bool = False,
     **settings,
 ) -> MuZero:
     torch.manual_seed(0)
@@ -59,10 +63,14 @@ def make_muzero(
     sampled = None if action.kind == "discrete" else 4
     arguments = {"simulations": 4, "sampled_actions": sampled, "players": settings.get("players", 1)}
     search = MCTS(action=action, **(arguments | (planner or {})))
+    search.to(device)
+    for part in components.values():
+        part.to(device)
     trained = [value for part in model_parts for value in part.parameters()]
     context = WorkflowContext(
-        config={}, device=torch.device("cpu"), seed=0, observation_spec=observation, action_spec=action,
-        components=components, controllers=ControllerManager({"planner": search}), data_sources=sources or {},
+        config={}, device=torch.device(device), compile=compile_, seed=0,
+        observation_spec=observation, action_spec=action, components=components,
+        controllers=ControllerManager({"planner": search}), data_sources=sources or {},
         optimizers={"model": FlatAdam(trained, lr=lr), "prediction": FlatAdam(list(prediction.parameters()), lr=lr)},
     )  # fmt: skip
     workflow = MuZero(**({"batch_size": 12, "unroll": 3, "td_steps": 4} | settings))
@@ -93,7 +101,7 @@ def make_batch(workflow: MuZero, *, seed: int = 0, weighted: bool = False) -> Se
     for name, field in workflow.record_specs().items():
         value = torch.rand(*shape, *field.shape, generator=generator)
         extras[name] = value / value.sum(-1, keepdim=True) if name == "search.policy" else value
-    return SequenceBatch(
+    batch = SequenceBatch(
         observation=observation,
         action=action,
         reward=torch.randn(shape, generator=generator),
@@ -104,3 +112,9 @@ def make_batch(workflow: MuZero, *, seed: int = 0, weighted: bool = False) -> Se
         indices=torch.arange(shape[0] * shape[1]).reshape(shape),
         weight=torch.rand(shape[0], generator=generator) if weighted else None,
     )
+    device = workflow.context.device
+    tensors = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+    moved = {name: value.to(device) for name, value in tensors.items() if name != "indices"}
+    for name in ("observation", "extras"):
+        moved[name] = {key: value.to(device) for key, value in getattr(batch, name).items()}
+    return replace(batch, **moved)

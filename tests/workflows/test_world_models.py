@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from rl_lab.experiment.agent import load
 from rl_lab.experiment.build import build
 from rl_lab.experiment.model import build_model
 from rl_lab.experiment.prepare import prepare
+from rl_lab.experiment.results import phase_ends
 from rl_lab.experiment.train import run_training
 from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.records import BatchSpec
@@ -52,6 +56,9 @@ def test_all_phases_leave_their_traces(run: Path) -> None:
     assert generations[1]["env_steps"] == 120  # the dream took none
     assert generations[3]["env_steps"] > generations[2]["env_steps"] > 120 + 4 * 2 * 8
     assert any("eval/return_mean" in row for row in logged)
+    ends = phase_ends(logged)
+    assert 1 <= ends["dream"]["workflow/dream_return_mean"] <= 10  # its horizon; each step pays about 1
+    assert {"train/loss/v_kl", "train/loss/v_reconstruction"} <= ends["V"].keys()
     names = ("picture.png", "reconstructions.png", "samples.png", "traversals.png", "dream.png", "dream.mp4")
     assert all((run / "imagination" / name).is_file() for name in names)
     report = (run / "report.html").read_text()
@@ -121,6 +128,42 @@ def test_a_run_that_died_in_any_phase_goes_on_exactly(
             run_training([*QUICK, f"run_root={tmp_path}"])
     dead = next(tmp_path.glob("*/*/run.json")).parent
     assert run_training([f"training.resume_path={dead}", "logging.console=off"]).code == 0
+    assert comparable(dead) == uninterrupted
+
+
+KILLED = """
+import os, signal, sys
+from rl_lab.experiment.train import run_training
+from rl_lab.workflows.world_models import WorldModels
+
+method, left, original = sys.argv[1], [int(sys.argv[2])], getattr(WorldModels, sys.argv[1])
+
+def killed(self, *arguments, **options):
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(self, *arguments, **options)
+
+setattr(WorldModels, method, killed)
+run_training(sys.argv[3:])
+"""
+
+
+@LONG
+def test_one_run_killed_in_every_phase_goes_on_exactly(tmp_path: Path, uninterrupted: list[dict[str, Any]]) -> None:
+    """By SIGKILL: while it collects, trains V, encodes, trains M, dreams, and twice between waves of a generation."""
+    overrides = [*QUICK, f"run_root={tmp_path}"]
+    moments = [
+        ("collect_step", 40), ("update_world_model", 4), ("encode", 2), ("update_world_model", 4), ("evolve", 2),
+        ("evolve", 4), ("evolve", 2),
+    ]  # fmt: skip
+    for method, call in moments:
+        command = [sys.executable, "-c", KILLED, method, str(call), *overrides]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
+        dead = next(tmp_path.glob("*/*/run.json")).parent
+        overrides = [f"training.resume_path={dead}", "logging.console=off"]
+    assert run_training(overrides).code == 0
     assert comparable(dead) == uninterrupted
 
 
@@ -242,6 +285,7 @@ M, EVOLVE = ("update_world_model", {"model": "M"}), ("evolve", {})
         ([COLLECT, V, ENCODE, COLLECT, M], "no phase has encoded"),
         ([COLLECT, ("update_world_model", {})], "options.model is None"),
         ([COLLECT, V, ENCODE, ("evolve", {"dream": True})], "plays inside M"),
+        ([COLLECT, V, ENCODE, ("evaluate_dream", {})], "plays inside M"),
         ([COLLECT, ("evolve", {"dreams": True})], "Did you mean 'dream'"),
     ],
 )  # fmt: skip

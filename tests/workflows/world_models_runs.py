@@ -9,7 +9,8 @@ PHASES = (
     "{name: encode, type: offline, duration_cycles: 1, workflow_hooks: [encode]},"
     "{name: M, type: offline, duration_updates: 6, workflow_hooks: [update_world_model], options: {model: M}},"
     "{name: assess, type: offline, duration_cycles: 1, workflow_hooks: [assess]},"
-    "{name: dream, type: offline, duration_cycles: 2, workflow_hooks: [evolve], options: {dream: true}},"
+    "{name: dream, type: offline, duration_cycles: 2, workflow_hooks: [evolve, {evaluate_dream: {every: 2_cycles}}],"
+    " options: {dream: true}},"
     "{name: C, type: offline, duration_cycles: 2, workflow_hooks: [evolve, {evaluate: {every: 2_cycles}}],"
     " options: {restart: true}}]"
 )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from rl_lab.cli import arguments
 from rl_lab.errors import ConfigError
 
 _EXAMPLE = """  rl-lab reproduce dreamer_v3_cartpole --seeds 0-4
-  rl-lab reproduce dreamer_v3 --seeds 0,1 environment.id=Pendulum-v1 training.total_timesteps=20_000"""
+  rl-lab reproduce dreamer_v3 --seeds 0,1 environment.id=Pendulum-v1 training.total_timesteps=20_000
+  rl-lab reproduce ppo_cartpole --launcher submitit --option cluster=slurm --option slurm_partition=cpu"""
 
 
 def run(argv: list[str]) -> int:
@@ -29,6 +31,18 @@ def run(argv: list[str]) -> int:
         "--episodes", type=arguments.positive, default=100, help="final episodes of a seed (default: 100)"
     )
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="default: results")
+    parser.add_argument(
+        "--launcher",
+        choices=["joblib", "submitit", "ray"],
+        help="run the seeds there (default: processes of this machine)",
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="key=value",
+        help="of the launcher: address=auto (ray), cluster=slurm slurm_partition=gpu (submitit), workers=4 (joblib)",
+    )
     options = parser.parse_intermixed_args(argv)
 
     from rl_lab.experiment.reproduce import reproduce
@@ -41,10 +55,18 @@ def run(argv: list[str]) -> int:
         episodes=options.episodes,
         results=options.results,
         config_dirs=options.config_dir,
+        launcher=options.launcher,
+        options=_launcher_options(options.option),
         say=lambda text: sys.stdout.write(text + "\n") and sys.stdout.flush(),
     )
     sys.stdout.write(f"{path}\n")
     return 0
+
+
+def _launcher_options(lines: list[str]) -> dict[str, Any]:
+    from rl_lab.experiment.config import parse_overrides
+
+    return {override.key_or_group: override.value() for override in parse_overrides(lines)}
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -24,6 +24,11 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "-m", "--multirun", action="store_true", help="train one run for each combination of listed values"
     )
+    parser.add_argument(
+        "--requeue",
+        action="store_true",
+        help="go on with the unfinished run of this very command, and exit with 75 where SIGTERM stops it (clusters)",
+    )
     arguments.add_trust(parser)
     options = parser.parse_intermixed_args(argv)
 
@@ -39,4 +44,4 @@ def run(argv: list[str]) -> int:
         return sweep(options.overrides, config_dirs=options.config_dir)
     from rl_lab.experiment.train import train
 
-    return train(options.overrides, config_dirs=options.config_dir, trust=options.trust)
+    return train(options.overrides, config_dirs=options.config_dir, trust=options.trust, requeue=options.requeue)

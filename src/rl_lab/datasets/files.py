@@ -35,7 +35,8 @@ def open_dataset(path: str | Path, *, format_name: str = AUTO, options: ReadOpti
     """A reader of the file or folder at `path`."""
     path = Path(path).expanduser()
     if not path.exists():
-        raise DataError(f"{path}: no such file or folder. Record one with: rl-lab data record RUN --output {path}")
+        command = f"rl-lab data record RUN --episodes 25 --output {path}"
+        raise DataError(f"{path}: no such file or folder. Record one with: {command}")
     if format_name == AUTO:
         with readable(path):
             found = next((format_ for format_ in FORMATS.values() if format_.recognises(path)), None)

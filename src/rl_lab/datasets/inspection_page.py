@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import math
+from html import escape
 
 import numpy as np
 from PIL import Image
@@ -14,6 +16,7 @@ from rl_lab.metrics.page import facts, page, section, table
 
 BAR = "█"
 WIDEST = 40
+MOST_NAMED = 8  # constant entries that are named one by one
 HEAD = ("field", "shape", "dtype", "low", "high", "not finite", "constant entries")
 
 
@@ -28,11 +31,12 @@ def as_text(summary: DatasetSummary) -> str:
     if summary.returns is None:
         lines.append("no rewards")
     else:
-        lines.append(
-            f"return {values['return_mean']:.2f} ± {values['return_std']:.2f} "
-            f"(from {values['return_min']:.2f} to {values['return_max']:.2f})"
+        histogram = values["returns_histogram"]
+        mean, deviation, low, high = (
+            f"{values[f'return_{name}']:.{_decimals(histogram)}f}" for name in ("mean", "std", "min", "max")
         )
-        lines += _histogram(values["returns_histogram"])
+        lines.append(f"return {mean} ± {deviation} (from {low} to {high})")
+        lines += _histogram(histogram)
     lines += _field_lines(summary)
     if summary.incomplete:
         lines.append(f"{summary.incomplete} episodes lack the observation after their last action")
@@ -42,18 +46,27 @@ def as_text(summary: DatasetSummary) -> str:
 
 def _histogram(histogram: dict[str, list[float]]) -> list[str]:
     edges, counts = histogram["edges"], histogram["counts"]
-    most = max(counts) or 1
+    most, decimals = max(counts) or 1, _decimals(histogram)
     return [
-        f"  {edges[index]:>10.2f} … {edges[index + 1]:<10.2f} {BAR * round(WIDEST * count / most)} {count}"
+        f"  {edges[index]:>10.{decimals}f} … {edges[index + 1]:<10.{decimals}f} "
+        f"{(BAR * round(WIDEST * count / most)).ljust(WIDEST)} {count}"
         for index, count in enumerate(counts)
     ]
+
+
+def _decimals(histogram: dict[str, list[float]]) -> int:
+    """As many as it takes to tell the edges of the bars apart."""
+    width = histogram["edges"][1] - histogram["edges"][0]
+    return max(2, 1 - math.floor(math.log10(width))) if width > 0.0 else 2
 
 
 def _field_rows(summary: DatasetSummary) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, entry in summary.fields.items():
         shape = "×".join(map(str, entry.shape)) or "scalar"
-        constant = ", ".join(map(str, entry.constant[:8])) + (" …" if len(entry.constant) > 8 else "")
+        size, constant = int(np.prod(entry.shape, dtype=int)), ", ".join(map(str, entry.constant[:MOST_NAMED]))
+        if len(entry.constant) > MOST_NAMED:
+            constant = f"{len(entry.constant):,} of {size:,}"
         low, high = (short_number(float(value)) for value in (entry.low.min(), entry.high.max()))
         rows.append((name, shape, entry.dtype, low, high, str(entry.bad), constant or "none"))
     return rows
@@ -77,7 +90,7 @@ def as_page(summary: DatasetSummary) -> str:
         entries.insert(0, ("mean return", short_number(values["return_mean"])))
     pictures = [_strip(key, frames) for key, frames in summary.frames.items()]
     body = [
-        f"<h1>{summary.path}</h1>",
+        f"<h1>{escape(summary.path)}</h1>",
         facts(entries),
         section("Returns", "" if summary.returns is None else _chart(np.asarray(summary.returns))),
         section("Fields", table(HEAD, _field_rows(summary))),
@@ -110,4 +123,5 @@ def _strip(key: str, frames: np.ndarray) -> str:
     buffer = io.BytesIO()
     Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(buffer, "PNG")
     source = base64.b64encode(buffer.getvalue()).decode()
+    key = escape(key)
     return f'<figure><img alt="{key}" src="data:image/png;base64,{source}"><figcaption>{key}</figcaption></figure>'

@@ -14,11 +14,12 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from rl_lab.environments.adapter import SpaceAdapter
+from rl_lab.environments.box2d import refresh_box2d_world
 from rl_lab.environments.failures import described
 from rl_lab.environments.families import family_of
 from rl_lab.environments.headless import prepare_rendering, quiet_mujoco
 from rl_lab.environments.settings import EnvironmentSettings
-from rl_lab.environments.wrappers import PixelObservation, quicken_action_check, refresh_box2d_world
+from rl_lab.environments.wrappers import PixelObservation, quicken_action_check
 from rl_lab.errors import ConfigError, EnvironmentFailure, RLLabError, nearest
 
 

@@ -1,4 +1,4 @@
-"""Changes to Gymnasium environments themselves: pixels by rendering, a fresh Box2D world, a quick action check."""
+"""Changes to Gymnasium environments themselves: pixels by rendering, a quick action check."""
 
 from __future__ import annotations
 
@@ -70,52 +70,6 @@ class PixelObservation(gymnasium.Wrapper):
 
 def _is_image(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and image_layout(space.shape) is not None
-
-
-class FreshBox2DWorld(gymnasium.Wrapper):
-    """Gives every episode a Box2D world of its own.
-
-    The solver keeps contacts and warm starts in the world, so an episode in a used world differs from the same
-    episode in a new one: it could not be brought back by its seed and actions.
-    """
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        import Box2D
-
-        game: Any = self.env.unwrapped
-        game._destroy()
-        gravity = game.world.gravity
-        game.world = Box2D.b2World(gravity=(float(gravity[0]), float(gravity[1])))
-        return self.env.reset(seed=seed, options=options)
-
-
-class CarRacingPictures(FreshBox2DWorld):
-    """CarRacing draws a picture in every step, which costs most of it. With `skips_picture` a step leaves it out,
-    unless the episode ends with it; the observation is then the picture before."""
-
-    def __init__(self, env: gymnasium.Env) -> None:
-        super().__init__(env)
-        self.skips_picture = False
-        game: Any = env.unwrapped
-        self._game, self._draw = game, game._render
-        game._render = self._render
-
-    def _render(self, mode: str) -> Any:
-        return self._game.state if mode == "state_pixels" and self.skips_picture else self._draw(mode)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        if self.skips_picture and (terminated or truncated):
-            observation = self._game.state = self._draw("state_pixels")
-        return observation, reward, terminated, truncated, info
-
-
-def refresh_box2d_world(env: gymnasium.Env) -> gymnasium.Env:
-    """Wrap the Box2D games of Gymnasium that keep their world across episodes."""
-    module = type(env.unwrapped).__module__
-    if module == "gymnasium.envs.box2d.car_racing":
-        return CarRacingPictures(env)
-    return FreshBox2DWorld(env) if module == "gymnasium.envs.box2d.bipedal_walker" else env
 
 
 class QuickDiscrete(spaces.Discrete):

@@ -33,7 +33,8 @@ def can_imagine(workflow: Workflow) -> bool:
 
 
 def can_illustrate(workflow: Workflow) -> bool:
-    return type(workflow).illustrate is not Workflow.illustrate
+    """Whether there is anything to draw of its model: what it imagines, or pictures of its own."""
+    return can_imagine(workflow) or type(workflow).illustrate is not Workflow.illustrate
 
 
 def write_run_imagination(
@@ -45,8 +46,7 @@ def write_run_imagination(
     horizon: int = DEFAULT_HORIZON,
     seed: int | None = None,
 ) -> list[Path]:
-    """Play, predict and draw into `folder`/imagination; the files, the main picture first. A workflow without a model
-    of what comes next makes its further pictures only."""
+    """Play, predict and draw into `folder`/imagination; the files, the main picture first."""
     seed = settings.experiment.seed if seed is None else seed
     envs = make_vector_env(settings.environment, seed=seed, num_envs=EPISODES, stream="final")
     try:
@@ -75,7 +75,7 @@ def imagine_run(
 ) -> list[Path]:
     """Draw into the run's folder imagination/ and write its report anew; the files."""
     loaded = load_run(run, run_root=run_root, trust=trust)
-    if not can_imagine(loaded.workflow) and not can_illustrate(loaded.workflow):
+    if not can_illustrate(loaded.workflow):
         raise ConfigError(f"{loaded.run.path}: the workflow '{loaded.workflow.name}' has no model to imagine with.")
     set_threads(loaded.settings.training.threads, loaded.workflow.context.device)
     folder = loaded.run.path

@@ -6,10 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from rl_lab.errors import MESSAGE_PREFIX
 
@@ -26,32 +28,57 @@ class Job:
     log: Path
 
 
+class Work(Protocol):
+    """A job that an engine has started."""
+
+    def poll(self) -> int | None:
+        """Its exit status, once it has ended; below 0 the signal that killed it."""
+
+    def stop(self, deadline: float) -> None:
+        """Tell it to save and end, and wait for that until the deadline (of `time.monotonic`)."""
+
+
+Start = Callable[[Job], Work]
+
+
 @dataclass(frozen=True)
 class _Running:
     job: Job
-    process: subprocess.Popen[bytes]
+    work: Work
     started: float
 
 
-def run_jobs(jobs: Sequence[Job], *, at_once: int, say: Callable[[str], object]) -> list[str]:
-    """Run all; one sentence for each that failed. Interrupted, the children are told and waited for."""
+def run_jobs(
+    jobs: Sequence[Job], *, at_once: int, say: Callable[[str], object], start: Start | None = None
+) -> list[str]:
+    """Run all; one sentence for each that failed. Interrupted, the children are told and waited for. `start` is the
+    engine that runs them (`rl_lab.experiment.engines`); without one they are processes of this machine."""
+    start = start or Process
     waiting, running, failed = list(jobs), list[_Running](), list[str]()
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         while waiting or running:
             while waiting and len(running) < at_once:
-                running.append(_start(waiting.pop(0), say))
+                job = waiting.pop(0)
+                job.log.parent.mkdir(parents=True, exist_ok=True)
+                running.append(_Running(job, start(job), time.monotonic()))
+                say(f"{job.name} started, see {job.log}")
             time.sleep(POLL_S)
-            for entry in [entry for entry in running if entry.process.poll() is not None]:
+            for entry in list(running):
+                status = entry.work.poll()
+                if status is None:
+                    continue
                 running.remove(entry)
                 seconds = time.monotonic() - entry.started
-                if entry.process.returncode:
-                    failed.append(how_it_failed(entry.job, entry.process.returncode))
+                if status:
+                    failed.append(how_it_failed(entry.job, status))
                     say(failed[-1])
                 else:
                     say(f"{entry.job.name} done in {seconds:.0f} s")
     except KeyboardInterrupt:
-        _stop(running)
+        deadline = time.monotonic() + GRACE_S
+        for entry in running:
+            entry.work.stop(deadline)
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -62,19 +89,44 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _start(job: Job, say: Callable[[str], object]) -> _Running:
-    job.log.parent.mkdir(parents=True, exist_ok=True)
-    with open(job.log, "wb") as output, open(_errors(job), "wb") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "rl_lab", *job.arguments],
-            stdout=output,
-            stderr=errors,
-            stdin=subprocess.DEVNULL,
-            env={"OMP_NUM_THREADS": "1", **os.environ},
-            start_new_session=True,  # a terminal's Ctrl-C goes to this process alone, which passes it on once
-        )
-    say(f"{job.name} started, see {job.log}")
-    return _Running(job, process, time.monotonic())
+class Process:
+    """A job as a process of this machine."""
+
+    def __init__(self, job: Job) -> None:
+        with open(job.log, "wb") as output, open(_errors(job), "wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "rl_lab", *job.arguments],
+                stdout=output,
+                stderr=errors,
+                stdin=subprocess.DEVNULL,
+                env={"OMP_NUM_THREADS": "1", **os.environ},
+                start_new_session=True,  # a terminal's Ctrl-C goes to this process alone, which passes it on once
+            )
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def tell(self) -> None:
+        """Ask it to save and end."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+
+    def stop(self, deadline: float) -> None:
+        self.tell()
+        try:
+            self._process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+
+def run_here(job: Job) -> int:
+    """Run one job to its end, as an engine's worker does; its exit status. SIGTERM is passed on to it."""
+    process = Process(job)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, frame: process.tell())
+    while process.poll() is None:
+        time.sleep(POLL_S)
+    return process.poll() or 0
 
 
 def _errors(job: Job) -> Path:
@@ -91,16 +143,3 @@ def how_it_failed(job: Job, status: int) -> str:
     own = [line.removeprefix(MESSAGE_PREFIX) for line in lines if line.startswith(MESSAGE_PREFIX)]
     told = own or lines or [f"no message, see {job.log}"]  # a library's warnings may stand after our own
     return f"{job.name} failed: {told[-1]}"
-
-
-def _stop(running: Sequence[_Running]) -> None:
-    """Tell the children once, and give them the time to write a checkpoint."""
-    for entry in running:
-        if entry.process.poll() is None:
-            entry.process.send_signal(signal.SIGINT)
-    deadline = time.monotonic() + GRACE_S
-    for entry in running:
-        try:
-            entry.process.wait(max(0.1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            entry.process.kill()

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl_lab.errors import RLLabError
-from rl_lab.experiment.jobs import Job, run_jobs
+from rl_lab.experiment.engines import engine
+from rl_lab.experiment.jobs import Job, Start, run_jobs
+from rl_lab.experiment.learning_code import settings_digest
 from rl_lab.experiment.prepare import Prepared, prepare
 from rl_lab.experiment.results import (
     chosen_actions,
@@ -24,7 +26,8 @@ from rl_lab.experiment.results import (
     result_row,
     write_results,
 )
-from rl_lab.orchestration.run_directory import RunDirectory, list_runs
+from rl_lab.experiment.resume import runs_with
+from rl_lab.orchestration.run_directory import RunDirectory
 
 Say = Callable[[str], object]
 SEEDS = (
@@ -45,7 +48,7 @@ class SeedPlan:
 
     def run(self) -> RunDirectory | None:
         """The newest run that was started with these very overrides."""
-        runs = [run for run in list_runs(self.run_root) if run.info().get("overrides") == list(self.overrides)]
+        runs = runs_with(self.run_root, overrides=list(self.overrides))
         return runs[-1] if runs else None
 
     def is_done(self) -> bool:
@@ -68,26 +71,34 @@ def reproduce(
     episodes: int = 100,
     results: Path = Path("results"),
     config_dirs: Sequence[Path] = (),
+    launcher: str | None = None,
+    options: Mapping[str, Any] | None = None,
     say: Say,
 ) -> Path:
-    """Train and evaluate every seed that is missing, then write the file. Raises where a seed failed."""
+    """Train and evaluate every seed that is missing, then write the file. Raises where a seed failed.
+
+    `launcher` (joblib, submitit or ray) runs them elsewhere, with its own `options`.
+    """
     prepared = prepare([f"+experiment={experiment}", *overrides], config_dirs=config_dirs)
     plans = [_plan(prepared, experiment, overrides, seed) for seed in seeds]
-    options = [word for folder in config_dirs for word in ("--config-dir", str(folder))]
+    folders = [word for folder in config_dirs for word in ("--config-dir", str(folder))]
     logs = Path(prepared.config["run_root"]) / LOGS
     missing = [plan for plan in plans if not plan.is_done()]
     say(f"{experiment}: {len(plans) - len(missing)} of {len(plans)} seeds are trained already")
-    at_once = jobs or default_jobs()
+    start = engine(launcher, options or {}, folder=logs) if launcher is not None else None
+    at_once = jobs or (default_jobs() if launcher is None else len(plans))  # an engine has a queue of its own
     training = [
-        Job(f"seed {plan.seed}", [*plan.train_command(), *options], logs / f"{plan.name}-s{plan.seed}.log")
+        Job(f"seed {plan.seed}", [*plan.train_command(), *folders], logs / f"{plan.name}-s{plan.seed}.log")
         for plan in missing
     ]
-    failed = run_jobs(training, at_once=at_once, say=say)
+    failed = run_jobs(training, at_once=at_once, say=say, start=start)
     done = [plan for plan in plans if plan.is_done()]
     if not done:
         raise RLLabError("; ".join(failed) + ". There is nothing to write yet.")
-    scores = _evaluate(done, episodes=episodes, logs=logs, at_once=at_once, say=say)
-    path = _write(experiment, prepared, overrides, done, scores, episodes=episodes, results=results)
+    scores = _evaluate(done, episodes=episodes, logs=logs, at_once=at_once, say=say, start=start)
+    path = _write(
+        experiment, prepared, overrides, done, scores, episodes=episodes, results=results, config_dirs=config_dirs
+    )
     if failed:
         raise RLLabError("; ".join(failed) + ". The other seeds are in " + str(path))
     return path
@@ -108,7 +119,7 @@ def default_jobs() -> int:
 
 
 def _evaluate(
-    plans: Sequence[SeedPlan], *, episodes: int, logs: Path, at_once: int, say: Say
+    plans: Sequence[SeedPlan], *, episodes: int, logs: Path, at_once: int, say: Say, start: Start | None
 ) -> dict[int, dict[str, Any]]:
     """The fresh episodes of every trained seed, each in a process of its own."""
     jobs, outputs = [], {}
@@ -118,7 +129,7 @@ def _evaluate(
         outputs[plan.seed] = logs / f"{plan.name}-s{plan.seed}.json"
         command = ["eval", str(run.path), "--episodes", str(episodes), "--json"]
         jobs.append(Job(f"evaluation of seed {plan.seed}", command, outputs[plan.seed]))
-    failed = run_jobs(jobs, at_once=at_once, say=say)
+    failed = run_jobs(jobs, at_once=at_once, say=say, start=start)
     if failed:
         raise RLLabError("; ".join(failed))
     return {seed: json.loads(path.read_text().strip().splitlines()[-1]) for seed, path in outputs.items()}
@@ -133,6 +144,7 @@ def _write(
     *,
     episodes: int,
     results: Path,
+    config_dirs: Sequence[Path],
 ) -> Path:
     path = results / f"{experiment}.json"
     protocol = _protocol(prepared, episodes)
@@ -145,7 +157,10 @@ def _write(
         rows[plan.seed] = result_row(run, plan.seed, scores[plan.seed], curve.relative_to(results).as_posix())
     config = {name: section for name, section in prepared.config.items() if name != "run_root"}
     config["experiment"] = {**config["experiment"], "seed": None}
-    write_results(path, experiment=experiment, overrides=overrides, protocol=protocol, config=config, rows=rows)
+    settings = settings_digest(experiment, overrides, config_dirs=config_dirs)
+    write_results(
+        path, experiment=experiment, overrides=overrides, protocol=protocol, config=config, settings=settings, rows=rows
+    )  # fmt: skip
     return path
 
 

@@ -15,6 +15,7 @@ from rl_lab.orchestration.run_directory import RunDirectory, read_json, to_json,
 
 CURVE_COLUMNS = ("env_steps", "frames", "updates", "wall_s", "eval/return_mean", "collect/episode_return")
 MAX_CURVE_ROWS = 400
+PHASE_PREFIXES = ("workflow/", "train/loss/", "eval/return_mean")
 
 Rows = dict[int, dict[str, Any]]
 
@@ -62,23 +63,26 @@ def curve_file(run: RunDirectory, path: Path) -> Path:
 
 def result_row(run: RunDirectory, seed: int, score: Mapping[str, Any], curve: str) -> dict[str, Any]:
     """One seed, from its run directory and its evaluation."""
-    info, summary = run.info(), read_json(run.summary_json) or {}
-    frames = [row["collect/frames"] for row in metric_rows(run) if "collect/frames" in row]
+    info, summary, logged = run.info(), read_json(run.summary_json) or {}, metric_rows(run)
+    frames = [row["collect/frames"] for row in logged if "collect/frames" in row]
     return {
         "seed": seed,
         "return_mean": score["eval/return_mean"],
         "return_std": score["eval/return_std"],
         **_shares(score),
         "env_steps": summary.get("env_steps"),
+        "evaluation_env_steps": evaluation_env_steps(logged),
         "frames": int(frames[-1]) if frames else summary.get("env_steps"),
         "updates": summary.get("updates"),
         "wall_s": summary.get("wall_s"),
         "device": info.get("device"),
         "machine": info.get("machine"),
         "commit": info.get("commit"),
+        "code": info.get("code"),
         "versions": info.get("versions"),
         "parameters": (info.get("parameters") or {}).get("total"),
         "curve": curve,
+        "phases": phase_ends(logged),
     }
 
 
@@ -87,6 +91,22 @@ def _shares(score: Mapping[str, Any]) -> dict[str, Any]:
     prefix = "eval/share_"
     shares = {name.removeprefix(prefix): value for name, value in score.items() if name.startswith(prefix)}
     return {"shares": shares} if shares else {}
+
+
+def evaluation_env_steps(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Decisions in the periodic evaluations of a run: an agent that was selected by them, or a run that they stopped,
+    rests on these as well."""
+    evaluations = [row for row in rows if "eval/episodes" in row]
+    return round(sum(row["eval/episodes"] * row["eval/length_mean"] for row in evaluations))
+
+
+def phase_ends(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """By phase: the last value of every loss, of every evaluation and of what the workflow logged."""
+    ends: dict[str, dict[str, float]] = {}
+    for row in rows:
+        kept = {name: value for name, value in row.items() if name.startswith(PHASE_PREFIXES)}
+        ends.setdefault(row["phase"], {}).update(kept)
+    return ends
 
 
 def read_results(path: Path, *, overrides: Sequence[str], protocol: Mapping[str, Any]) -> Rows:
@@ -104,9 +124,10 @@ def write_results(
     overrides: Sequence[str],
     protocol: Mapping[str, Any],
     config: Mapping[str, Any],
+    settings: str,
     rows: Rows,
 ) -> None:
-    """Write the file with its interquartile mean and 95 % bootstrap interval."""
+    """Write the file with its interquartile mean and 95 % bootstrap interval. `settings` is their digest."""
     ordered = [rows[seed] for seed in sorted(rows)]
     returns = [row["return_mean"] for row in ordered]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,6 +138,7 @@ def write_results(
         "rows": ordered,
         "iqm": interquartile_mean(returns) if returns else None,
         "ci95": list(bootstrap_interval(returns)) if returns else None,
+        "settings": settings,
         "config": dict(config),
     }
     write_atomic(path, to_json(content))

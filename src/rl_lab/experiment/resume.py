@@ -14,7 +14,7 @@ from rl_lab.experiment.budgets import BUDGET_KEY
 from rl_lab.experiment.config import parse_overrides
 from rl_lab.experiment.prepare import Prepared, complete
 from rl_lab.experiment.trust import open_config
-from rl_lab.orchestration.run_directory import RunDirectory, find_run
+from rl_lab.orchestration.run_directory import RunDirectory, find_run, list_runs
 
 RESUME_KEY = "training.resume_path"
 SAFE_KEYS = (
@@ -22,6 +22,8 @@ SAFE_KEYS = (
     "training.threads",
     "training.compile",
     "training.kernels",
+    "training.devices",
+    "training.nodes",
     "experiment.device",
     "evaluation.episodes",
     "evaluation.final_episodes",
@@ -74,6 +76,17 @@ def prepare_resume(overrides: Sequence[str], *, trust: bool = False) -> Resumpti
         config.evaluation.final_episodes = None  # as many as were typed
     config.training.resume_path = None
     return Resumption(run, complete(config), checkpoint, given, is_trusted)
+
+
+def runs_with(run_root: str | Path, **info: Any) -> list[RunDirectory]:
+    """The runs whose run.json holds these values, the newest last: `overrides`, or the `sweep` that they belong to."""
+    return [run for run in list_runs(run_root) if all(run.info().get(key, ...) == value for key, value in info.items())]
+
+
+def is_over(run: RunDirectory) -> bool:
+    """Whether a run came to its end, or was pruned: there is nothing to go on with."""
+    info = run.info()
+    return (info.get("status") == "completed" and run.summary_json.is_file()) or info.get("pruned") is not None
 
 
 def find_checkpoint(reference: str, run_root: str | Path) -> tuple[RunDirectory, Path | None]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,68 +13,94 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
+from hydra.utils import instantiate
 from hydra.version import setbase
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from rl_lab.errors import ConfigError, RLLabError
 from rl_lab.experiment import registry, resolvers
 from rl_lab.experiment.config import CONFIG_MODULE, compose, normalise, one_line, parse_overrides
+from rl_lab.experiment.studies import OBJECTIVE, PruneByStudy, TrialResult
 from rl_lab.experiment.train import run_training
 
-OBJECTIVE = "eval/return_mean"  # what an optimising sweeper is told of each run
+_ENGINES = {  # group and name: what must be installed, and the extra that brings it
+    ("hydra/launcher", "joblib"): ("hydra_plugins.hydra_joblib_launcher", "sweep"),
+    ("hydra/launcher", "submitit_local"): ("hydra_plugins.hydra_submitit_launcher", "slurm"),
+    ("hydra/launcher", "submitit_slurm"): ("hydra_plugins.hydra_submitit_launcher", "slurm"),
+    ("hydra/launcher", "ray"): ("ray", "ray"),
+    ("hydra/sweeper", "optuna"): ("optuna", "sweep"),
+}
 
 
 def sweep(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> int:
     """Train one run for each combination; 0 where all of them came to their end."""
     folders = registry.config_folders(config_dirs)
-    lines = normalise(parse_overrides(overrides), folders)
+    parsed = parse_overrides(overrides)
+    for override in parsed:
+        _require_engine(override.key_or_group, str(override.value()))
+    lines = normalise(parsed, folders)
     resolvers.register()
     setbase("1.3")
     GlobalHydra.instance().clear()
     hydra = Hydra.create_main_hydra2("rl_lab", create_config_search_path(f"pkg://{CONFIG_MODULE}"))
-    task = _Task(tuple(config_dirs))
     try:
-        hydra.multirun("config", task, list(lines), with_log_configuration=False)
-        best = best_of(task.folder)
-        if best is not None:
-            sys.stdout.write(best + "\n")
+        hydra.multirun("config", _Task(tuple(config_dirs)), list(lines), with_log_configuration=False)
     except RLLabError:
         raise
     except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__
+        while cause is not None:  # what a plugin raised while Hydra made it
+            if isinstance(cause, RLLabError):
+                raise cause from error
+            cause = cause.__cause__
         raise ConfigError(one_line(error)) from error
     finally:
         GlobalHydra.instance().clear()
     return 0
 
 
-def best_of(folder: Path | None) -> str | None:
-    """One line with the best result of an optimising sweeper (Optuna); None where the sweep had none."""
-    path = folder / "optimization_results.yaml" if folder is not None else None
-    if path is None or not path.is_file():
-        return None
-    found = OmegaConf.load(path)
-    assert isinstance(found, DictConfig)
-    if "best_params" in found:
-        settings = " ".join(f"{key}={value}" for key, value in found.best_params.items())
-        return f"Best {OBJECTIVE} {found.best_value:g}: {settings}. All of it: {path}"
-    return f"The best runs by several objectives: {path}"
+def _require_engine(group: str, name: str) -> None:
+    module, extra = _ENGINES.get((group, name), (None, None))
+    try:
+        missing = module is not None and find_spec(module) is None
+    except ModuleNotFoundError:  # the package above it
+        missing = True
+    if missing:
+        raise ConfigError(f"{group}={name} is not installed: pip install 'rl-lab[{extra}]'")
 
 
 class _Task:
-    """One run of a sweep. A class, so that launchers can send it to other processes."""
+    """One run of a sweep. A class, so that launchers can send it to other processes.
+
+    The run carries the sweep's folder (or the study) and its number. Where that one exists already, from a sweep that
+    was cut off or a job that was requeued, it is gone on with; a completed one is not trained again.
+    """
 
     def __init__(self, config_dirs: tuple[Path, ...]) -> None:
         self.config_dirs = config_dirs
-        self.folder: Path | None = None  # of the sweep, once a run of it has begun
         self.__name__ = "train"
 
     def __call__(self, config: DictConfig) -> Any:
-        self.folder = Path(str(HydraConfig.get().sweep.dir))
-        lines = [line for line in HydraConfig.get().overrides.task if not line.startswith("hydra.")]
+        hydra = HydraConfig.get()
+        lines = [line for line in hydra.overrides.task if not line.startswith("hydra.")]
         compose(lines, config_dirs=self.config_dirs)  # a wrong combination shows before its run starts
-        outcome = run_training(lines, config_dirs=self.config_dirs)
+        trial, stop_rule = hydra.sweeper.get("trial"), None
+        if trial is None:
+            mark: dict[str, Any] = {"folder": str(hydra.sweep.dir), "number": hydra.job.num}
+        else:
+            sweeper = hydra.sweeper
+            mark = {"study": sweeper.study_name, "number": trial}
+            if sweeper.pruner is not None:
+                stop_rule = PruneByStudy(
+                    storage=sweeper.storage,
+                    study_name=sweeper.study_name,
+                    number=trial,
+                    pruner=instantiate(sweeper.pruner),
+                )
+        outcome = run_training(lines, config_dirs=self.config_dirs, mark=mark, stop_rule=stop_rule)
         if outcome.code:
             raise KeyboardInterrupt  # a signal stopped the run: the sweep ends with it
         summary = outcome.folder / "summary.json"
-        return json.loads(summary.read_text())[OBJECTIVE] if summary.is_file() else None
+        value = None if outcome.pruned else json.loads(summary.read_text())[OBJECTIVE]
+        return value if trial is None else TrialResult(str(outcome.folder), value)

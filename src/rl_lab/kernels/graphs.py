@@ -42,21 +42,36 @@ def compile_block(function: Callable, *, dynamic: bool = False) -> Callable:
     """Compile a piece of a training step. Pieces, never unrolled loops: that keeps the warm-up short.
 
     `dynamic`: one piece of code for all batch sizes, where there are several; else each is compiled for itself. With
-    `training.compile=off` the function stays as it is.
+    `training.compile=off` the function stays as it is. So does one that the compiler cannot take, because it prints,
+    say, or calls another library: it runs as it is written, and a warning says why.
     """
     if not _enabled:
         return function
+    from torch._dynamo import exc  # takes a second; most commands compile nothing
+
     start_compiler()
     torch._dynamo.config.skip_nnmodule_hook_guards = False  # else a hook that comes later is passed over in silence
-    compiled = torch.compile(function, dynamic=dynamic, fullgraph=True)
+    chosen = torch.compile(function, dynamic=dynamic, fullgraph=True)
 
     @wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            await_compiler()
-        return compiled(*arguments, **named)
+        nonlocal chosen
+        if torch.compiler.is_compiling():  # a part of a larger piece
+            return function(*arguments, **named)
+        await_compiler()
+        try:
+            return chosen(*arguments, **named)
+        except (exc.TorchDynamoException, exc.FailOnRecompileLimitHit) as error:
+            chosen = function
+            _step_aside(f"{function.__qualname__} is not compiled", error)
+            return function(*arguments, **named)
 
     return run
+
+
+def _step_aside(what: str, error: Exception) -> None:
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    warnings.warn(f"{what}: {reason}. It runs as it is written, which is slower.", stacklevel=3)
 
 
 @cache
@@ -158,7 +173,8 @@ class CapturedStep:
     the capture leave no trace. Inputs may lie on the host. Outputs are overwritten by the next call.
 
     A graph holds what the modules did when it was captured. `modules` are watched: where one got or lost a hook or a
-    layer since, the step is captured anew.
+    layer since, the step is captured anew. A function that cannot be captured, because it copies from the host or waits
+    for the device, is called each time, and a warning says why.
     """
 
     def __init__(
@@ -171,14 +187,16 @@ class CapturedStep:
         warmup: int = 2,  # the first one compiles, the second runs as it will be captured
     ):
         self._function, self._state, self._precompilation, self._warmup = function, state, precompilation, warmup
-        self._modules, self._seen = modules, 0
+        self._modules, self._seen, self._capturable = modules, 0, True
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: Inputs = {}
         self._outputs: Outputs = {}
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Outputs:
-        if self._graph is None or self._seen != structure(self._modules):
+        if self._capturable and (self._graph is None or self._seen != structure(self._modules)):
             self._capture(inputs)
+        if not self._capturable:
+            return self._function({name: tensor.to("cuda", non_blocking=True) for name, tensor in inputs.items()})
         for name, tensor in inputs.items():
             self._inputs[name].copy_(tensor, non_blocking=True)
         assert self._graph is not None
@@ -199,14 +217,24 @@ class CapturedStep:
                 self._function(self._inputs)
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        # Other threads may go on using the GPU meanwhile: batches are prefetched.
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._outputs = self._function(self._inputs)
+        self._record()
         with torch.no_grad():
             for tensor, saved in zip(self._state(), before, strict=True):
                 tensor.copy_(saved)
         torch.cuda.set_rng_state(random_state)
+
+    def _record(self) -> None:
+        """The graph and its outputs; without a graph where the function cannot be captured."""
+        self._graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:  # other threads may go on using the GPU meanwhile: batches are prefetched
+            with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+                self._outputs = self._function(self._inputs)
+        except RuntimeError as error:
+            self._graph, self._capturable = None, False
+            torch.cuda.set_stream(stream)
+            device = torch.cuda.current_device()  # a capture that failed leaves the generator unusable
+            torch.cuda.default_generators[device].graphsafe_set_state(torch.Generator(f"cuda:{device}"))
+            _step_aside("A training step or a choice of actions is not captured as a CUDA graph", error)
 
 
 def structure(modules: Sequence[nn.Module]) -> int:

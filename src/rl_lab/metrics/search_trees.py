@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from rl_lab.metrics.charts import IMAGINED, REAL, Panel, Series, decorate, new_figure, png_chart, style, to_png
 from rl_lab.records import PlannedEpisode, SearchedDecision
+
+if TYPE_CHECKING:  # matplotlib is imported where a figure is drawn: commands start without it
+    from matplotlib.axes import Axes
 
 EDGE = "#8a93a0"
 MAX_ACTIONS = 20  # bars of a policy

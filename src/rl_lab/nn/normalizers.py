@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rl_lab import ranks
 from rl_lab.nn.distributions import quantile_of_sorted
 
 
@@ -24,7 +25,7 @@ class RunningScale(nn.Module):
     @torch.no_grad()
     def update(self, values: Float[Tensor, "*shape"]) -> None:
         """Take these in, unless one of them is not finite."""
-        ordered = values.detach().flatten().to(self.value.dtype).sort().values
+        ordered = ranks.gathered(values.detach().flatten()).to(self.value.dtype).sort().values
         rate = torch.isfinite(ordered[0] - ordered[-1]).to(ordered.dtype) * self.rate
         low, high = (quantile_of_sorted(ordered, q) for q in (self.low_quantile, self.high_quantile))
         self.value.lerp_(torch.nan_to_num(high - low, 1.0, 1.0).clamp(min=1.0), rate)
@@ -50,12 +51,12 @@ class RunningMeanStd(nn.Module):
     @torch.no_grad()
     def update(self, values: Float[Tensor, "*lead_and_shape"], weight: Float[Tensor, "*lead"] | None = None) -> None:
         """Merge a batch (Chan et al.'s parallel formula); rows of weight 0 are left out."""
-        rows = values.detach().to(self.mean.dtype).reshape(-1, *self.mean.shape)
+        rows = ranks.gathered(values.detach().to(self.mean.dtype).reshape(-1, *self.mean.shape))
         if weight is None:
             size: Tensor | int = rows.shape[0]
             batch_mean, batch_variance = rows.mean(0), rows.var(0, unbiased=False)
         else:
-            weights = weight.detach().to(self.mean.dtype).reshape(-1, *[1] * self.mean.ndim)
+            weights = ranks.gathered(weight.detach().to(self.mean.dtype).reshape(-1, *[1] * self.mean.ndim))
             size = weights.sum()
             shares = weights / size.clamp(min=1.0)
             batch_mean = (shares * rows).sum(0)

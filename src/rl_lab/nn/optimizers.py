@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rl_lab import ranks
 from rl_lab.errors import CheckpointError, ConfigError, nearest
 from rl_lab.nn.flat_vector import padded_sizes, piece_views
 
@@ -26,22 +27,24 @@ class _FlatGroup:
         self.momentum, self.second_moment, self.work = torch.zeros(3, sum(sizes), device=device).unbind()
         self.updates = torch.zeros(len(params), dtype=torch.int64, device=device)  # of each tensor
         self.views = piece_views(self.work, params, sizes)
+        self._choices: dict[frozenset[int], Tensor] = {}  # by the identities of the parameters that a step is for
 
     def gather(self) -> Tensor:
-        """Copy the gradients into `work`; their norms, [tensors]. A parameter without gradient has gradient 0."""
+        """Copy the gradients, averaged over the ranks, into `work`; their norms, [tensors]. Missing ones are 0."""
         present = [(view, p.grad) for view, p in zip(self.views, self.params, strict=True) if p.grad is not None]
         if len(present) < len(self.params):
             self.work.zero_()
         if present:
             torch._foreach_copy_([view for view, _ in present], [grad for _, grad in present])
+        ranks.average_(self.work)
         return torch.stack(torch._foreach_norm(self.views))
 
     def chosen(self, only: Collection[Tensor] | None) -> Tensor:
         """[tensors] which of them this step is for."""
-        if only is None:
-            return torch.ones_like(self.updates, dtype=torch.bool)
-        ids = {id(value) for value in only}
-        return torch.tensor([id(value) in ids for value in self.params]).to(self.updates.device)
+        ids = frozenset(map(id, self.params if only is None else only))
+        if ids not in self._choices:  # made once: a captured step must not copy from the host
+            self._choices[ids] = torch.tensor([id(value) in ids for value in self.params]).to(self.updates.device)
+        return self._choices[ids]
 
 
 class LaProp(torch.optim.Optimizer):
@@ -113,7 +116,7 @@ class LaProp(torch.optim.Optimizer):
         self.last_grad_norm = torch.linalg.vector_norm(torch.cat(grad_norms))
         self.last_finite = torch.isfinite(self.last_grad_norm)
         if loss is not None:
-            self.last_finite = self.last_finite & torch.isfinite(loss.detach())
+            self.last_finite = self.last_finite & torch.isfinite(ranks.average(loss.detach()))
         self.skipped += ~self.last_finite
         rates = []
         for group, flat, norms in zip(self.param_groups, self._flat, grad_norms, strict=True):
@@ -272,8 +275,9 @@ def checked_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> dict[str, Te
         optimizer.step(loss=loss)  # type: ignore[call-overload]
         return optimizer.metrics()
     parameters = [value for group in optimizer.param_groups for value in group["params"] if value.grad is not None]
+    ranks.average_gradients_(value.grad for value in parameters)
     norm = nn.utils.get_total_norm([value.grad for value in parameters])
-    finite = torch.isfinite(norm + loss.detach())
+    finite = torch.isfinite(norm + ranks.average(loss.detach()))
     if finite:
         if (clip := getattr(optimizer, "clip", None)) is not None:
             nn.utils.clip_grads_with_norm_(parameters, clip, norm)

@@ -146,8 +146,11 @@ def _check_filled(phases: Sequence[Phase], names: PhaseNames, edges: list[set[in
 
 def _origins(source: str, names: PhaseNames, seen: tuple[str, ...] = ()) -> list[str]:
     """The sources that must be filled by collecting before `source` has data: itself, or those that it draws from."""
+    others = [name for name in names.data_sources if name not in seen]
     if source in seen:
         raise ConfigError(f"data_sources: {' → '.join([*seen, source])} draw from each other in a circle.")
+    if source not in names.data_sources:
+        raise ConfigError(f"data_sources.{seen[-1]} draws from '{source}': no such source.{nearest(source, others)}")
     parts = names.parts.get(source)
     if not parts:
         return [] if source in names.prefilled else [source]

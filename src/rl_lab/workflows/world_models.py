@@ -50,6 +50,7 @@ from rl_lab.workflows.world_models_pictures import code_pictures, dream_film, op
 Model = Literal["V", "M"]
 MEAN, LOG_VARIANCE = "latent.mean", "latent.log_variance"  # fields of the records, written by `encode`
 STARTS = 1000  # first frames that dreams begin with
+DREAM_EPISODES = 100  # that `evaluate_dream` plays
 ACTIVE_KL = 0.05  # nats: a dimension with less carries nothing
 
 
@@ -58,7 +59,7 @@ class WorldModels(Workflow):
 
     name = "world_models"
     update_hooks: ClassVar[tuple[str, ...]] = ("update_world_model",)
-    other_hooks: ClassVar[tuple[str, ...]] = ("encode", "assess", "evolve")
+    other_hooks: ClassVar[tuple[str, ...]] = ("encode", "assess", "evolve", "evaluate_dream")
 
     def __init__(
         self,
@@ -275,7 +276,8 @@ class WorldModels(Workflow):
         self.trials.begin(len(vectors), int(phase.options.get("episodes", self.episodes)))
         if phase.options.get("dream", self.dream):
             members, episodes = self.trials.next(self.trials.returns.size)
-            played, env_steps = self._dream(vectors, members, episodes, phase), 0
+            own = vectors[torch.from_numpy(members).to(vectors.device)]
+            played, env_steps = self._dream(own, episodes, phase), 0
         else:
             members, episodes = self.trials.next(self._evolution_envs().num_envs)
             played = self._play(vectors, members, episodes)
@@ -308,20 +310,29 @@ class WorldModels(Workflow):
             self._envs = self.context.make_envs(num_envs=min(self.evolution_envs, most))
         return self._envs
 
-    def _dream(self, vectors: Tensor, members: np.ndarray, episodes: np.ndarray, phase: PhaseView) -> Played:
-        """In M alone: from a first frame of the game, the same for all members, with an empty memory."""
+    def _dream(self, vectors: Tensor | None, episodes: np.ndarray, phase: PhaseView) -> Played:
+        """In M alone: from a first frame of the game, the same for all members, with an empty memory. Row i of
+        `vectors` plays `episodes[i]`; without `vectors` the controller's own parameters play all of them."""
         count = len(self._starts.mean)
         if count == 0:
-            raise ConfigError("evolve with dream: true: no first frame is encoded. Run `encode` in a phase before it.")
-        chosen = torch.randint(count, (int(episodes.max()) + 1,))[torch.from_numpy(episodes)].to(vectors.device)
+            raise ConfigError(
+                f"{phase.name}: no first frame is encoded, so no dream can begin. Run `encode` before it."
+            )
+        chosen = torch.randint(count, (int(episodes.max()) + 1,))[torch.from_numpy(episodes)].to(self.context.device)
         latent = Encoding(*(part[chosen] for part in self._starts)).sample()
         state = DreamState(latent, *self.dynamics.initial(len(latent)))
-        own = vectors[torch.from_numpy(members).to(vectors.device)]
         self.simulator.temperature = float(phase.options.get("temperature", self.temperature))
         return dream_episodes(
-            self.simulator, state, lambda now: self.policy(self.dynamics.features(now.latent, now.memory), own),
+            self.simulator, state, lambda now: self.policy(self.dynamics.features(now.latent, now.memory), vectors),
             horizon=self.dream_horizon,
         )  # fmt: skip
+
+    @torch.no_grad()
+    def evaluate_dream(self, *, phase: PhaseView) -> HookResult:
+        """The virtual score: returns of the present controller in the dream, at the phase's temperature."""
+        played = self._dream(None, np.arange(DREAM_EPISODES), phase)
+        metrics = {"dream_return_mean": float(played.returns.mean()), "dream_return_std": float(played.returns.std())}
+        return HookResult(metrics, log=True)
 
     def _finish_generation(self) -> Metrics:
         lengths = float(self.trials.lengths.mean())

@@ -27,6 +27,8 @@ def check_order(phases: Sequence[PhaseSteps], *, dream: bool) -> None:
                 _check_update(phase, done)
             elif hook == "assess":
                 _require(phase, "M" in done, "assess measures M, which no phase before it has trained")
+            elif hook == "evaluate_dream":
+                _require(phase, "M" in done, "evaluate_dream plays inside M, which no phase before it has trained")
             elif hook == "evolve":
                 _check_evolve(phase, done, dream=bool(phase.options.get("dream", dream)))
 

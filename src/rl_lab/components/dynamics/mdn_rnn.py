@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import torch
@@ -85,19 +84,18 @@ class MDNRNN(nn.Module):
     ) -> Float[Tensor, "batch time units"]:
         """The memory after each step of a sequence. It is cleared where an episode begins.
 
-        The LSTM runs over whole stretches between the times at which an episode begins in any sequence.
+        Each piece of an episode becomes a row of its own, so that the LSTM runs once over all of them: cutting time
+        wherever an episode begins in any sequence would leave it dozens of short runs.
         """
         inputs = torch.cat([latent, action], -1)
-        state, outputs = self.initial(len(latent)), []
-        begins = is_first.any(0).nonzero().flatten().tolist()
-        cuts = sorted({0, *begins, inputs.shape[1]})
-        for start, stop in pairwise(cuts):
-            keep = (~is_first[:, start, None]).to(inputs.dtype)
-            memory = ((state.hidden * keep)[None], (state.cell * keep)[None])
-            output, (hidden, cell) = self.lstm(inputs[:, start:stop], memory)
-            state = MemoryState(hidden[0], cell[0])
-            outputs.append(output)
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
+        begins = is_first.clone()
+        begins[:, 0] = True
+        piece = begins.flatten().cumsum(0).reshape(begins.shape) - 1  # row of each step …
+        time = torch.arange(inputs.shape[1], device=inputs.device)
+        place = time - torch.where(begins, time, 0).cummax(1).values  # … and its place there
+        rows = inputs.new_zeros(int(begins.sum()), *inputs.shape[1:])
+        outputs, _ = self.lstm(rows.index_put((piece, place), inputs))
+        return outputs[piece, place]
 
     def predict(self, hidden: Float[Tensor, "*lead units"]) -> Prediction:
         """The prediction from a memory that has taken in the present latent and action."""

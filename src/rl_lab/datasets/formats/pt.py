@@ -73,4 +73,5 @@ class Pt(Format):
     @classmethod
     def write(cls, path: Path, episodes: Iterable[Episode], attributes: Attributes) -> None:
         records = {name: torch.from_numpy(value) for name, value in joined_records(episodes).items()}
-        torch.save({METADATA: metadata_text(attributes), **records}, path)
+        with open(path, "wb") as file:  # torch itself refuses some names, such as one that begins with a dot
+            torch.save({METADATA: metadata_text(attributes), **records}, file)
