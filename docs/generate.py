@@ -15,8 +15,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from beside import atari_table as atari_scores_table
+from beside import control_table
 from curves import curves_table, draw_curves, published
+from planning_tables import diffusion_planner_table, point_maze_table
 from scores import RELIABILITY, scores_table
+from world_models_tables import backends_table, car_racing_table, generation_table, temperature_table
 
 from rl_lab.environments.settings import AtariSettings, EnvironmentSettings
 from rl_lab.experiment.registry import OWN_CONFIGS
@@ -52,7 +56,7 @@ def contents() -> dict[str, str]:
     parts = {f"settings {name}": settings_table(cls) for name, cls in sections.items()}
     speed = ROOT / "results" / "speed"
     parts |= {"scores": scores_table(ROOT / "results"), "scores marked": scores_table(ROOT / "results", marked=True)}
-    parts |= {"speed": speed_table(speed)}
+    parts |= {"speed": speed_table(speed), "beside control": control_table(), "beside atari": atari_scores_table()}
     parts |= {f"curves {page}": curves_table(page) for page in published()}
     parts |= {"speed cpu": cpu_table(speed / "dreamer_v3_cpu.json")}
     parts |= {"ablation": ablation_table(speed / "ablation.json")}
@@ -65,6 +69,14 @@ def contents() -> dict[str, str]:
     }
     parts |= {"pendulum optimum": optimum_table(ROOT / "results" / "matrix" / "pendulum.json")}
     parts |= {f"speed {name}": side_by_side_table(speed / f"{name}.json") for name in BESIDE_SB3}
+    parts |= {"point maze": point_maze_table(ROOT / "results")}
+    parts |= {"diffusion planner": diffusion_planner_table(ROOT / "results" / "matrix" / "diffusion_planner.json")}
+    parts |= {
+        "world models temperatures": temperature_table(ROOT / "results" / "og_wm_dream_temperatures.json"),
+        "world models car racing": car_racing_table(ROOT / "results"),
+        "speed evolution": generation_table(speed / "evolution.json"),
+        "speed car racing": backends_table(speed / "car_racing.json"),
+    }
     parts |= {"reliability": reliability_table(ROOT / "results" / RELIABILITY)}
     parts |= {"soak": soak_table(ROOT / "results" / "soak")}
     return parts | {"cartpole": experiment_file("dreamer_v3_cartpole")}

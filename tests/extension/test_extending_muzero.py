@@ -35,7 +35,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 def make(device: str, action: ActionSpec = DISCRETE, **kinds: Any) -> MuZero:
     """Weights that start at 0 would hide much: they get others."""
-    muzero = make_muzero(action=action, device=device, kinds=kinds, lr=1e-2)
+    muzero = make_muzero(action=action, device=device, compile_=device == "cuda", kinds=kinds, lr=1e-2)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for value in (value for part in muzero.context.components.values() for value in part.parameters()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,7 @@ def make_muzero(
     limit: float = 20.0,
     lr: float = 1e-3,
     device: str = "cpu",
+    compile_: bool = False,
     kinds: dict[str, Callable[..., Any]] | None = None,  # other classes for some parts
     **settings,
 ) -> MuZero:
@@ -73,14 +75,16 @@ def make_muzero(
     sampled = None if action.kind == "discrete" else 4
     arguments = {"simulations": 4, "sampled_actions": sampled, "players": settings.get("players", 1)}
     search = chosen["planner"](action=action, **(arguments | (planner or {})))
-    for part in (*components.values(), search):
+    search.to(device)
+    for part in components.values():
         part.to(device)
     if kinds is not None:
         enable({**components, "planner": search}, device=torch.device(device))
     trained = [value for part in model_parts for value in part.parameters()]
     context = WorkflowContext(
-        config={}, device=torch.device(device), seed=0, observation_spec=observation, action_spec=action,
-        components=components, controllers=ControllerManager({"planner": search}), data_sources=sources or {},
+        config={}, device=torch.device(device), compile=compile_, seed=0,
+        observation_spec=observation, action_spec=action, components=components,
+        controllers=ControllerManager({"planner": search}), data_sources=sources or {},
         optimizers={
             "model": chosen["optimizer"](trained, lr=lr),
             "prediction": chosen["optimizer"](list(prediction.parameters()), lr=lr),
@@ -114,15 +118,20 @@ def make_batch(workflow: MuZero, *, seed: int = 0, weighted: bool = False) -> Se
     for name, field in workflow.record_specs().items():
         value = torch.rand(*shape, *field.shape, generator=generator)
         extras[name] = value / value.sum(-1, keepdim=True) if name == "search.policy" else value
-    device = workflow.context.device
-    return SequenceBatch(
-        observation={key: value.to(device) for key, value in observation.items()},
-        action=action.to(device),
-        reward=torch.randn(shape, generator=generator).to(device),
-        is_first=torch.cat([torch.zeros(shape[0], 1, dtype=torch.bool), is_last[:, :-1]], 1).to(device),
-        is_last=is_last.to(device),
-        is_terminal=is_terminal.to(device),
-        extras={name: value.to(device) for name, value in extras.items()},
+    batch = SequenceBatch(
+        observation=observation,
+        action=action,
+        reward=torch.randn(shape, generator=generator),
+        is_first=torch.cat([torch.zeros(shape[0], 1, dtype=torch.bool), is_last[:, :-1]], 1),
+        is_last=is_last,
+        is_terminal=is_terminal,
+        extras=extras,
         indices=torch.arange(shape[0] * shape[1]).reshape(shape),
-        weight=torch.rand(shape[0], generator=generator).to(device) if weighted else None,
+        weight=torch.rand(shape[0], generator=generator) if weighted else None,
     )
+    device = workflow.context.device
+    tensors = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+    moved = {name: value.to(device) for name, value in tensors.items() if name != "indices"}
+    for name in ("observation", "extras"):
+        moved[name] = {key: value.to(device) for key, value in getattr(batch, name).items()}
+    return replace(batch, **moved)

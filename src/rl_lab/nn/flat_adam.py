@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_lab import ranks
 from rl_lab.errors import CheckpointError, ConfigError
 from rl_lab.nn.flat_vector import move_into, padded_sizes, piece_views
 
@@ -82,6 +83,8 @@ class FlatAdam(torch.optim.Optimizer):
         """One update of all groups, or of those with these names; with `loss`, one whose loss is not finite is left out
         too. The gradients of groups that are left out must be 0."""
         loss, chosen = loss.detach() if isinstance(loss, Tensor) else loss, self._places(groups)
+        ranks.average_(self.gradient)
+        loss = ranks.average(loss) if isinstance(loss, Tensor) else loss
         if self._cpu_gradient is not None:
             self._step_on_cpu(self._cpu_gradient, 0.0 if loss is None else float(loss), chosen)
             return

@@ -32,6 +32,7 @@ class DreamerV3(Dreamer):
     """Methods appear in the order in which the paper introduces them."""
 
     name = "dreamer_v3"
+    data_parallel = True
     loss_names: ClassVar[tuple[str, ...]] = (
         "observation", "reward", "continue", "dynamics", "representation", "policy", "value", "replay_value",
     )  # fmt: skip
