@@ -207,6 +207,7 @@ class Illustration:
     text: str  # what to look for
     rows: list[tuple[str, np.ndarray]]  # label, images [columns, height, width, channels]
     film: np.ndarray | None = None  # [time, height, width, channels]
+    cell: int = 84  # pixels of an image in the picture
 
 
 @dataclass(frozen=True)
