@@ -71,4 +71,5 @@ bench: setup  ## speed of replay, the loop, DQN and the command line
 HOURS ?= 0.1
 SOAK ?= 0
 torture: setup  ## kills, full disks, damage, hostile runs, bad environments, fuzz: HOURS=1 for an hour, SOAK=60 for minutes more
-	$(BIN)/python -m tests.torture --hours $(HOURS) --soak $(SOAK)
+	$(BIN)/python -m tests.torture --hours $(HOURS)
+	test $(SOAK) = 0 || $(BIN)/python -m tests.torture.soak --minutes $(SOAK)

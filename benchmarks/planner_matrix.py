@@ -4,7 +4,8 @@ Each model is trained once (or taken from --run-root, where a finished run of it
 put on it, as `rl-lab eval RUN --planner NAME key=value` does. All play the same episodes, with about the same number of
 imagined sequences for a decision. What RL Lab refuses is the reason in that cell.
 Run it: python benchmarks/planner_matrix.py [--run-root DIR] [--episodes N] [--json results/matrix/planners.json]
-and with --column "RSSM (Dreamer v1)" for the columns of one model alone, which are measured anew.
+and with --column "RSSM (Dreamer v1)" for the columns of one model alone, or --row "its own" diffusion for some rows:
+these are measured anew.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ PLANNERS: dict[str, dict[str, Any]] = {
     "mppi": SAMPLING | {"std": 1.0},
     "gradient": {"restarts": 8, "iterations": 8, "init_std": 1.5},
     "policy_guided": SAMPLING | {"elites": 8, "policy_samples": 8},
+    "mcts": {"simulations": 64},
 }
 # MPPI's temperature is in units of the return: a step of CartPole pays 1 whatever is done, one of Pendulum up to -16.
 # Pendulum's torques are worth trying for longer than a step.
@@ -67,13 +69,17 @@ BY_ENVIRONMENT: dict[str, dict[str, dict[str, Any]]] = {
         "cem": {"noise_beta": 1.0},
         "mppi": {"temperature": 0.3, "noise_beta": 1.0},
         "policy_guided": {"noise_beta": 1.0},
+        "mcts": {"sampled_actions": 8},
     },
 }
+# Equations have neither policy nor value: the tree search follows random actions from new nodes on.
+TREE_IN_EQUATIONS = {"prior": "uniform", "leaf_value": "rollout", "rollout_length": 15}
 
 
 def settings(model: Model, planner: str) -> list[str]:
     """key=value of a cell's planner."""
     merged = PLANNERS[planner] | model.settings | BY_ENVIRONMENT[model.environment].get(planner, {})
+    merged |= TREE_IN_EQUATIONS if (planner, model.name) == ("mcts", "Known equations") else {}
     return [f"{key}={value}" for key, value in merged.items()]
 
 
@@ -125,6 +131,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--json", type=Path, help="where to write the result; cells that it has already are kept")
     parser.add_argument("--column", choices=sorted({model.name for model in MODELS}), help="measure these cells anew")
+    parser.add_argument("--row", nargs="+", choices=(OWN, *PLANNERS), default=[], help="measure these cells anew")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     before = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {}
@@ -137,7 +144,9 @@ def main() -> None:
         models[model.environment, model.name] = model_facts(model, run)
         for planner in (OWN, *PLANNERS):
             key = (model.environment, model.name, planner)
-            if key not in cells or asked.column:
+            if asked.row and planner not in asked.row:
+                continue
+            if key not in cells or asked.column or asked.row:
                 cells[key] = cell(model, run, planner, asked.episodes) | {"commit": commit()}
                 print(" | ".join(str(cells[key].get(name, "")) for name in (*cells[key],)), flush=True)
             if asked.json:

@@ -207,6 +207,7 @@ class Illustration:
     text: str  # what to look for
     rows: list[tuple[str, np.ndarray]]  # label, images [columns, height, width, channels]
     film: np.ndarray | None = None  # [time, height, width, channels]
+    cell: int = 84  # pixels of an image in the picture
 
 
 @dataclass(frozen=True)
@@ -218,6 +219,8 @@ class PlannedDecision:
     is_elite: np.ndarray  # [candidate] bool
     chosen: np.ndarray  # [horizon + 1, entries]
     real: np.ndarray  # [at most horizon + 1, entries]
+    weight: np.ndarray | None = None  # [candidate] of particles: a share of all weights
+    note: str = ""  # what else the planner says of this decision
 
 
 @dataclass(frozen=True)

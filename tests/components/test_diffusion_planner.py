@@ -89,7 +89,7 @@ def test_without_beta_the_prior_comes_back(steering):
     """β = 0: the draws are those of the prior under the same noise, all weigh the same, and nothing was learned."""
     planner = make(steering, beta=0.0, samples=5_000, steps=4, scored=3, horizon=2)
     noise = planner.draw_noise(2)
-    found, prior = plan(planner, noise=noise), planner._prior(planner.initial_memory(2))
+    found, prior = plan(planner, noise=noise), planner._prior(planner.initial_memory(2), STATE, None)
     x, *draws = noise["steps"].flatten(1, 2)
     for index, draw in enumerate(draws):
         mean, std = prior.kernel(x, prior.clean(x, index), index)

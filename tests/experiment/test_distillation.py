@@ -69,3 +69,23 @@ def test_an_expert_acts_in_a_phase(tmp_path: Path) -> None:
         torch.testing.assert_close(
             torch.from_numpy(episode.action[:, 0])[near], (torque[near].clamp(-2, 2) / 2).float(), atol=1e-5, rtol=0
         )
+
+
+def test_a_prior_learns_beside_a_model_and_the_planner_steers_it(tmp_path: Path) -> None:
+    """By YAML alone: the hook `distill` teaches the role `prior`, the planner names it, and both are saved once."""
+    small = [
+        "+experiment=diffusion_planner_pendulum", "data_sources.demos.expert.episodes=1", "controllers.prior.horizon=4",
+        "workflow.sequence_length=5", "training.phases.0.duration_updates=4", "controllers.planner.samples=4",
+        "evaluation.final_episodes=1", "evaluation.episodes=1", *QUIET,
+    ]  # fmt: skip
+    folder = run_training([*small, f"run_root={tmp_path}"]).folder
+    loaded = load_run(folder)
+    prior = loaded.workflow.context.controllers.get("prior")
+    assert bool(prior.fitted)
+    assert int(prior.average.updates) == 2  # of four updates, every other one is the model's
+    assert float(prior.normalizer.statistics[0].count) == 201
+    assert not loaded.workflow.context.controllers.get("planner").state_dict()
+    by_its_weight = evaluate_run(folder, episodes=1).result.return_mean
+    settings = ["prior=@controllers.prior", "horizon=4", "samples=4", "beta=0"]
+    assert evaluate_run(folder, episodes=1, planner="diffusion", planner_settings=settings).result.return_mean != 0.0
+    assert evaluate_run(folder, episodes=1, controller="prior").result.return_mean != by_its_weight

@@ -9,11 +9,12 @@ import pytest
 from tests.workflows.test_mpc import make_mpc
 
 from rl_lab.components.planners.cem import CEM
+from rl_lab.components.planners.diffusion import DiffusionPlanner
 from rl_lab.components.planners.icem import ICEM
 from rl_lab.environments import make_vector_env
 from rl_lab.environments.settings import EnvironmentSettings
 from rl_lab.experiment.planning import can_plan, play_planned
-from rl_lab.metrics.planning import write_planning
+from rl_lab.metrics.planning import _fan, write_planning
 from rl_lab.metrics.report import write_report
 from rl_lab.records import PlannedEpisode
 from rl_lab.workflows.base import Workflow
@@ -69,3 +70,26 @@ def test_only_workflows_that_plan_are_asked():
     assert can_plan(make_mpc("Pendulum-v1", CEM))
     assert not can_plan(Workflow())
     assert issubclass(MPC, Workflow)
+
+
+def test_particles_are_drawn_by_their_weights(tmp_path):
+    """The decisions of a diffusion planner carry weights, effective samples and the price in nats; the heaviest line is
+    drawn last and thickest."""
+    workflow = make_mpc("Pendulum-v1", DiffusionPlanner, horizon=4, samples=12, steps=2, scored=1, beta=5.0)
+    settings = EnvironmentSettings(id="Pendulum-v1", time_limit=8, backend="sync")
+    envs = make_vector_env(settings, seed=0, num_envs=1, stream="final")
+    try:
+        episode = play_planned(workflow, envs)
+    finally:
+        envs.close()
+    decision = episode.decisions[0]
+    assert decision.weight.shape == (len(decision.paths),)
+    assert 0.0 < decision.weight.sum() <= 1.0 + 1e-5
+    assert "of 12 effective" in decision.note
+    assert "nats from the prior" in decision.note
+    *lines, chosen, _ = _fan(decision, 0)
+    assert len(lines) == len(decision.paths)
+    assert lines[-1].width == max(line.width for line in lines)
+    np.testing.assert_array_equal(lines[-1].y, decision.paths[decision.weight.argmax(), :, 0])
+    assert chosen.label == "the chosen plan"
+    assert write_planning(episode, tmp_path)[0].name == "plans.png"

@@ -21,7 +21,6 @@ from tests.torture import fuzz, kills, nonfinite, strangers
 from tests.torture.cases import CASES, without_reports
 from tests.torture.damage import DamageCampaign
 from tests.torture.locks import contend
-from tests.torture.soak import soak
 from tests.torture.tally import Tally
 
 from rl_lab.orchestration.files import to_json, write_atomic
@@ -153,7 +152,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=[], choices=list(SHARES))
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES), help="default: all of them")
-    parser.add_argument("--soak", type=float, default=0.0, metavar="MINUTES", help="train for so long and watch memory")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -172,15 +170,11 @@ def main() -> int:
         "versions": versions(),
         **tally.as_dict(),
     }
-    if options.soak:
-        result["soak"] = soak(options.soak)
     if str(result["commit"]).endswith("-dirty") and options.out == RESULTS:
         sys.stdout.write(to_json(result) + "Not written: results come from a clean commit.\n")
     else:
         write_atomic(options.out, to_json(result))
         sys.stdout.write(f"{options.out}\n")
-    for text in tally.failures:
-        sys.stdout.write(f"FAILED {text}\n")
     return 1 if tally.failures else 0
 
 

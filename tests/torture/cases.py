@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.workflows import world_models_runs
+
 import rl_lab.metrics.report
 from rl_lab.experiment.train import run_training
 
@@ -34,6 +36,10 @@ CASES: dict[str, tuple[str, ...]] = {
         "+experiment=dreamer_v1", PENDULUM, "size=tiny", *SMALL_RSSM, "workflow.horizon=3", "workflow.train_ratio=4",
         "training.phases.0.duration_steps=20", "training.phases.1.duration_updates=2", "training.total_timesteps=72",
     ),
+    "dreamer_v2": (
+        "+experiment=dreamer_v2", PENDULUM, "size=tiny", *SMALL_RSSM, "workflow.horizon=3", "workflow.train_ratio=4",
+        "training.phases.0.duration_steps=20", "training.total_timesteps=72",
+    ),
     "planet": (
         "+experiment=planet", PENDULUM, *SMALL_RSSM, "workflow.train_ratio=4", "components.rssm.deter=16",
         "components.rssm.hidden=16", "components.rssm.stoch=4", "controllers.planner.samples=8",
@@ -53,6 +59,20 @@ CASES: dict[str, tuple[str, ...]] = {
         "controllers.planner.samples=8", "controllers.planner.policy_samples=2", "controllers.planner.iterations=1",
         "controllers.planner.elites=4", "training.phases.0.duration_steps=40",
         "training.phases.1.duration_updates=6", "training.total_timesteps=72",
+    ),
+    "tdmpc": (
+        "+experiment=tdmpc", PENDULUM, "workflow.batch_size=8", "environment.time_limit=20",
+        "components.encoder.latent_size=8", "controllers.planner.samples=8", "controllers.planner.policy_samples=2",
+        "controllers.planner.iterations=1", "controllers.planner.elites=4", "training.phases.0.duration_steps=40",
+        "training.phases.1.duration_updates=6", "training.total_timesteps=72",
+    ),
+    "mpc": ("+experiment=mpc_cartpole", "controllers.planner.samples=16", "training.total_timesteps=72"),
+    "bc": (
+        "+experiment=bc_cartpole", "data_sources.demos.expert.episodes=3", "workflow.batch_size=8",
+        "evaluation.final_episodes=2", "training.phases.0.duration_updates=60",
+    ),
+    "world_models": tuple(
+        line for line in world_models_runs.TINY if not line.startswith(("logging", "evaluation", "experiment.device"))
     ),
     "mbmpc": (
         "+experiment=mbmpc", CARTPOLE, "workflow.batch_size=8", "training.phases.0.duration_steps=40",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import Any
 
 
 class Tally:
-    """How often each thing was done, and each failure in a line."""
+    """How often each thing was done, and each failure in a line, which is told at once."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -18,6 +19,7 @@ class Tally:
 
     def bad(self, text: str) -> None:
         self.failures.append(" ".join(text.split())[:500])
+        sys.stderr.write(f"FAILED {self.failures[-1]}\n")
 
     def as_dict(self) -> dict[str, Any]:
         return {"counts": dict(sorted(self.counts.items())), "failures": self.failures}

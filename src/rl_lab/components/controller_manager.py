@@ -15,7 +15,7 @@ from rl_lab.nn.optimizers import gradient_step
 from rl_lab.records import Batch, BatchSpec
 
 RANDOM_ROLE = "random"  # built in: uniform actions, no controller object behind it
-DISTILL_ROLE = "distill_target"  # learns beside any workflow, from its batches (the hook `distill`)
+DISTILL_ROLES = ("distill_target", "prior")  # learn beside any workflow, from its batches (the hook `distill`)
 
 
 class ControllerManager:
@@ -50,9 +50,14 @@ class ControllerManager:
         """`learn` takes its steps with the optimiser that has the role's name."""
         self._optimizers = optimizers
 
+    @property
+    def distilled(self) -> list[str]:
+        """The roles that the hook `distill` teaches: those of `DISTILL_ROLES` that are there, at least one."""
+        return [role for role in DISTILL_ROLES if role in self._controllers] or [DISTILL_ROLES[0]]
+
     def batch_spec(self, device: str) -> BatchSpec | None:
         """The batches that the controller to be distilled would choose, for workflows without updates of their own."""
-        target = self._controllers.get(DISTILL_ROLE)
+        target = self._controllers.get(self.distilled[0])
         return target.batch_spec(device) if isinstance(target, LearningController) else None
 
     def learn(self, role: str, batch: Batch, statistics: Mapping[str, Any] | None = None) -> Metrics:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.spaces import SpecLike, observation_specs
 from rl_lab.nn.normalizers import RunningMeanStd
+from rl_lab.records import OBSERVATION_PREFIX
 
 
 class ObservationNormalizer(nn.Module):
@@ -21,6 +23,14 @@ class ObservationNormalizer(nn.Module):
         specs = observation_specs(observation)
         self.keys = [key for key, spec in specs.items() if spec.kind == "vector"]
         self.statistics = nn.ModuleList(RunningMeanStd(specs[key].shape) for key in self.keys)
+
+    def fit(self, statistics: Mapping[str, Any]) -> None:
+        """Take over the statistics of a dataset's fields (`FieldStatistics` by name)."""
+        for key, running in zip(self.keys, self.statistics, strict=True):
+            field = statistics[OBSERVATION_PREFIX + key]
+            running.mean.copy_(torch.from_numpy(field.mean))  # type: ignore[operator]
+            running.variance.copy_(torch.from_numpy(field.std**2))  # type: ignore[operator]
+            running.count.fill_(field.count)  # type: ignore[operator]
 
     def update(self, observation: Mapping[str, Tensor]) -> None:
         for key, statistics in zip(self.keys, self.statistics, strict=True):

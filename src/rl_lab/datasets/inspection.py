@@ -13,6 +13,7 @@ from rl_lab.errors import DataError
 
 MOST_PAIRS = 20_000  # transitions that the alignment test looks at
 MOST_ENTRIES = 256  # of a vector; a longer one would take too long to regress
+LARGEST = 1e100  # whose squares can be added up
 CLEAR = 1.5  # ratio of the two errors from which one alignment is believed
 SHOWN_FRAMES = 12
 
@@ -168,16 +169,19 @@ class _AlignmentTest:
         if not self._pairs:
             return "not tested: no vector observations"
         state, following, now, later = (np.concatenate(parts) for parts in zip(*self._pairs, strict=True))
-        keep = np.isfinite(state).all(1) & np.isfinite(following).all(1)
+        numbers = np.concatenate([state, following, now, later], -1)
+        keep = (np.abs(numbers) < LARGEST).all(1)  # neither NaN
+        if keep.sum() < 2:
+            return "not tested: its numbers are not finite"
         errors = [_residuals(state[keep], following[keep], action[keep]) for action in (now, later)]
         entry = int(np.abs(np.log(errors[0] / errors[1])).argmax())
         after, before = (float(error[entry]) for error in errors)
-        numbers = f"error {after:.3g} with the action beside an observation, {before:.3g} with the one beside the next"
+        what = f"error {after:.3g} with the action beside an observation, {before:.3g} with the one beside the next"
         if after * CLEAR < before:
-            return f"actions follow their observation ({numbers})"
+            return f"actions follow their observation ({what})"
         if before * CLEAR < after:
-            return f"actions seem to LEAD to their observation: read with alignment=before ({numbers})"
-        return f"cannot be told ({numbers})"
+            return f"actions seem to LEAD to their observation: read with alignment=before ({what})"
+        return f"cannot be told ({what})"
 
 
 def _residuals(state: np.ndarray, following: np.ndarray, action: np.ndarray) -> np.ndarray:

@@ -29,14 +29,14 @@ def main(connection_fd: int, arrays_fd: int, trace_fd: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable(trace_fd)
     faulthandler.register(signal.SIGUSR1, trace_fd, all_threads=False)  # asked for when this worker seems to hang
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     connection: Connection = Connection(connection_fd)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
         Worker(connection, arrays_fd).serve()
     os._exit(0)  # libraries with their own threads must not hold a worker up
 
 
-def _end_with_parent(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """A parent that was killed cannot say goodbye, and a hung environment would not hear it."""
     while os.getppid() == parent:
         time.sleep(1.0)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rl_lab.components.planners.base import Plan, Planner
+from rl_lab.components.planners.diffusion import DiffusionPlan
 from rl_lab.components.planners.mcts import MCTS, Search, SearchPlan
 from rl_lab.environments import make_vector_env
 from rl_lab.environments.base import VectorEnv
@@ -92,24 +94,40 @@ def _drawn_key(workflow: Workflow, planner: Planner) -> str | None:
     return keys[0] if keys and planner.simulator.has_observation else None
 
 
-def _fan(planner: Planner, plan: Plan, start: ModelState, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Paths of the chosen plan, some elites and some other candidates; and which of them are elites."""
+class Fan(NamedTuple):
+    """Where some sequences of a plan lead in the model; the first is the chosen one."""
+
+    paths: np.ndarray  # [sequence, horizon + 1, entries]
+    is_elite: np.ndarray  # [sequence] bool
+    weight: np.ndarray | None  # [sequence] of particles; 0 for the chosen one, which stands among them too
+    note: str
+
+
+def _fan(planner: Planner, plan: Plan, start: ModelState, key: str) -> Fan:
+    """Paths of the chosen plan, some elites and some other candidates."""
     elites = plan.elites[0, :SHOWN_ELITES]
     order = plan.returns[0].isfinite().nonzero().flatten()
     others = order[~torch.isin(order, plan.elites[0])]
     others = others[:: max(1, len(others) // SHOWN_CANDIDATES)][:SHOWN_CANDIDATES]
-    sequences = torch.cat([plan.actions[:1], plan.candidates[0, elites], plan.candidates[0, others]])
+    shown = torch.cat([elites, others])
+    sequences = torch.cat([plan.actions[:1], plan.candidates[0, shown]])
     rollout = planner.simulator.rollout(planner.simulator.spread(start, len(sequences)), sequences)
     states: list[Tensor] = [planner.simulator.observation(state)[key] for state in rollout.states]
     paths = torch.stack(states, 1).flatten(2).cpu().numpy()
     is_elite = np.zeros(len(sequences), bool)
     is_elite[1 : 1 + len(elites)] = True
-    return paths, is_elite
+    if not isinstance(plan, DiffusionPlan):
+        return Fan(paths, is_elite, None, "")
+    weight = np.append(0.0, plan.weights[0, shown].cpu().numpy())
+    effective, kl = float(plan.effective_samples[0]), float(plan.kl[0])
+    note = f"{effective:.1f} of {plan.weights.shape[1]} effective\n{kl:.1f} nats from the prior"
+    return Fan(paths, is_elite, weight, note)
 
 
-def _decision(step: int, fan: tuple[np.ndarray, np.ndarray], seen: np.ndarray, horizon: int) -> PlannedDecision:
-    paths, is_elite = fan
-    return PlannedDecision(step, paths[1:], is_elite[1:], paths[0], seen[step : step + horizon + 1])
+def _decision(step: int, fan: Fan, seen: np.ndarray, horizon: int) -> PlannedDecision:
+    weight = None if fan.weight is None else fan.weight[1:]
+    real = seen[step : step + horizon + 1]
+    return PlannedDecision(step, fan.paths[1:], fan.is_elite[1:], fan.paths[0], real, weight, fan.note)
 
 
 def _spaced(steps: list[int]) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from rl_lab.components.controller_manager import DISTILL_ROLE, RANDOM_ROLE
+from rl_lab.components.controller_manager import DISTILL_ROLES, RANDOM_ROLE
 from rl_lab.environments import EnvironmentFacts, inspect_environment
 from rl_lab.experiment.config import compose, resolve, resolve_node, to_yaml
 from rl_lab.experiment.dims import fill_dims
@@ -89,5 +89,5 @@ def _steps(index: int, phase: Phase) -> PhaseSteps:
 
 def _named_hooks(workflow: Workflow, config: Mapping[str, Any]) -> tuple[str, ...]:
     """`distill` needs a controller to teach."""
-    teaches = DISTILL_ROLE in (config.get("controllers") or {})
+    teaches = not set(DISTILL_ROLES).isdisjoint(config.get("controllers") or {})
     return tuple(name for name in workflow.named_hooks if name != "distill" or teaches)

@@ -22,6 +22,8 @@ SAFE_KEYS = (
     "training.threads",
     "training.compile",
     "training.kernels",
+    "training.devices",
+    "training.nodes",
     "experiment.device",
     "evaluation.episodes",
     "evaluation.final_episodes",

@@ -58,6 +58,7 @@ def open_config(
     path = run.config_yaml
     if not path.is_file():
         raise RunNotFoundError(f"{run.path} has no config.yaml: it is not a run, or it never started.")
+    run.require_kinds()
     content = path.read_bytes()
     origin = origin_of(run.path, content)
     if trust or origin.is_local:

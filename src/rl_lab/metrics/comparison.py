@@ -99,7 +99,7 @@ def compare_runs(folders: Sequence[Path], out: Path) -> Comparison:
     files["png"] = png_chart(out / "comparison.png", panels, columns=2, width=11.0, height=4.1, legend_below=True)
     result = Comparison(groups, differences, files)
     files["json"].write_text(json.dumps(_as_json(result), indent=1, allow_nan=False) + "\n")
-    files["html"].write_text(_page(result, panels), encoding="utf-8")
+    files["html"].write_text(_page(result, panels), encoding="utf-8", errors="replace")
     return result
 
 

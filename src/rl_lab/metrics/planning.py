@@ -25,6 +25,7 @@ from rl_lab.records import PlannedDecision, PlannedEpisode
 
 CANDIDATE, HAPPENED = "#8a93a0", "#1f2328"
 MAX_ENTRIES = 3
+HEAVY = 0.25  # of the largest weight: such particles are coloured
 
 
 def write_planning(episode: PlannedEpisode, folder: Path) -> list[Path]:
@@ -62,7 +63,7 @@ def _plans_picture(episode: PlannedEpisode, path: Path) -> Path:
             for column, entry in enumerate(entries):
                 title = entry_name(episode.key, entry, size) if row == 0 else ""
                 x_label = "steps ahead" if row == rows - 1 else ""
-                y_label = f"decision {decision.step}" if column == 0 else ""
+                y_label = "\n".join(filter(None, [f"decision {decision.step}", decision.note])) if column == 0 else ""
                 panel = Panel(_fan(decision, entry), title, x_label, y_label, legend=False)
                 draw_panel(grid[row, column], panel)
         handles, labels = grid[0, 0].get_legend_handles_labels()
@@ -76,14 +77,36 @@ def _plans_picture(episode: PlannedEpisode, path: Path) -> Path:
 
 def _fan(decision: PlannedDecision, entry: int) -> list[Series]:
     ahead = np.arange(decision.chosen.shape[0])
-    series = []
+    series = [] if decision.weight is None else _by_weight(ahead, decision.paths[:, :, entry], decision.weight)
+    if series:
+        return [*series, *_outcome(ahead, decision, entry)]
     for elite, colour, label in ((False, CANDIDATE, "candidates"), (True, IMAGINED, "the best of them")):
         for number, line in enumerate(decision.paths[decision.is_elite == elite, :, entry]):
             name = label if number == 0 else None
             series.append(Series(ahead, line, name, colour, width=0.9, alpha=0.7 if elite else 0.35))
-    series.append(Series(ahead, decision.chosen[:, entry], "the chosen plan", REAL, width=2.2))
+    return [*series, *_outcome(ahead, decision, entry)]
+
+
+def _by_weight(ahead: np.ndarray, lines: np.ndarray, weight: np.ndarray) -> list[Series]:
+    """Particles: the more weight, the thicker and clearer the line; the heaviest comes last, on top."""
+    share = weight / max(float(weight.max()), np.finfo(np.float64).tiny)
+    order = np.argsort(share)
+    names = {int(order[0]): "candidates", int(order[-1]): "those with more weight"}
+    return [
+        Series(
+            ahead, lines[index], names.get(int(index)), IMAGINED if share[index] > HEAVY else CANDIDATE,
+            width=0.7 + 1.3 * float(share[index]), alpha=0.25 + 0.6 * float(share[index]),
+        )
+        for index in order
+    ]  # fmt: skip
+
+
+def _outcome(ahead: np.ndarray, decision: PlannedDecision, entry: int) -> list[Series]:
     real = decision.real[:, entry]
-    return [*series, Series(ahead[: len(real)], real, "what happened", HAPPENED, width=1.4, dashes=(0, (4, 1.5)))]
+    return [
+        Series(ahead, decision.chosen[:, entry], "the chosen plan", REAL, width=2.2),
+        Series(ahead[: len(real)], real, "what happened", HAPPENED, width=1.4, dashes=(0, (4, 1.5))),
+    ]
 
 
 def _values_picture(episode: PlannedEpisode, path: Path) -> Path:

@@ -23,7 +23,7 @@ def write_report(run_folder: Path) -> Path:
     run = read_run(run_folder)
     target = run.folder / "report.html"
     temporary = target.with_suffix(".html.tmp")
-    temporary.write_text(render_report(run), encoding="utf-8")
+    temporary.write_text(render_report(run), encoding="utf-8", errors="replace")
     os.replace(temporary, target)  # an open browser never sees half a page
     return target
 

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from rl_lab.metrics.logger import ROW_HEAD
+from rl_lab.reading import parse_object, read_text
 
 # The first of these that a run has is "the return of training episodes".
 TRAIN_RETURNS = ("collect/episode_return", "collect/episode_return_mean", "collect/return_mean", "collect/return")
 EVAL_RETURN = "eval/return_mean"
+LARGEST = 1e100  # no chart can be laid out far beyond it
 
 
 @dataclass(frozen=True)
@@ -132,14 +134,14 @@ def read_run(folder: Path, *, rows: bool = True) -> RunFiles:
 def video_env_steps(path: Path) -> int | None:
     """The env steps that a video's name ends in; None where it was made after the run."""
     digits = path.stem.rsplit("-", 1)[-1]
-    return int(digits) if digits.isdigit() else None
+    return int(digits) if digits.isdecimal() else None
 
 
 def number(value: Any) -> float | None:
-    """A finite number, else None."""
+    """A finite number of a size that can be drawn, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    return float(value) if abs(value) < LARGEST else None
 
 
 def _video_order(path: Path) -> tuple[float, str]:
@@ -149,24 +151,20 @@ def _video_order(path: Path) -> tuple[float, str]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path)
     except OSError:
         return ""
 
 
 def _mapping(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    return parse_object(text) or {}
 
 
 def _entries(text: str) -> list[dict[str, Any]]:
     """A JSON list of objects."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
@@ -181,6 +179,6 @@ def _yaml(text: str) -> dict[str, Any]:
 
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # dates that are none, keys that cannot be keys
         return {}
     return value if isinstance(value, dict) else {}

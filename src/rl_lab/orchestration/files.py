@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_lab.reading import parse_object, read_bytes
+
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a full disk, a used-up quota, a limit on the size of files
 
 
@@ -41,10 +43,9 @@ def overwrite(path: Path, text: str) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """A JSON object, or None where the file is missing or not whole."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        return parse_object(read_bytes(path))
+    except OSError:
         return None
-    return value if isinstance(value, dict) else None
 
 
 def to_json(values: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rl_lab.orchestration.files import read_json, to_json, write_atomic
+from rl_lab.reading import read_bytes
 
 MANIFEST = "manifest.json"
 CONFIG_FILE, RUN_FILE = "config.yaml", "run.json"
@@ -105,7 +106,7 @@ def _digest(content: bytes) -> str:
 
 def _read(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError:
         return None
 

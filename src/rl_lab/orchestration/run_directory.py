@@ -23,6 +23,9 @@ from rl_lab.orchestration.provenance import CONFIG_FILE, RUN_FILE, origin_of, wr
 from rl_lab.orchestration.run_lock import run_lock
 
 Status = Literal["running", "completed", "interrupted", "failed"]
+_FILES = ("manifest.json", CONFIG_FILE, RUN_FILE, "metrics.jsonl", "events.jsonl", "summary.json", "plan.txt",
+          "report.html", "lock.json")  # fmt: skip
+_FOLDERS = ("checkpoints", "videos", "imagination", "planning", "tensorboard", "data")
 _REPORTED_PACKAGES = (
     "rl-lab",
     "torch",
@@ -55,6 +58,13 @@ class RunDirectory:
                 f"{self.path} is gone: it was deleted or moved while the run wrote it. Nothing more can be saved, so"
                 " the run stops. Start it anew."
             )
+
+    def require_kinds(self) -> None:
+        """Fail where a folder stands in the place of one of the run's files, or a file in that of a folder."""
+        for names, is_kind, kind in ((_FILES, Path.is_file, "a file"), (_FOLDERS, Path.is_dir, "a folder")):
+            for path in (self.path / name for name in names):
+                if os.path.lexists(path) and not is_kind(path):
+                    raise RLLabError(f"{path} is not {kind}, as it is in every run. Move it away, then try again.")
 
     @classmethod
     def create(

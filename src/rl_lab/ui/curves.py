@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import OrderedDict
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rl_lab.metrics.run_files import number
+from rl_lab.reading import open_file, parse_object
 
 KEPT_RUNS = 12  # tails that are held at a time
 FULL_ROWS = 3000  # from this many rows on, the first answer holds means of neighbouring rows
@@ -34,7 +34,7 @@ class MetricsTail:
         """Take the lines that were completed since the last call; a torn last line waits, a broken one is left out."""
         with self._lock:
             try:
-                with open(self.path, "rb") as file:
+                with open_file(self.path) as file:
                     status = os.fstat(file.fileno())
                     file_id = (status.st_dev, status.st_ino)
                     if file_id != self._file_id or status.st_size < self._offset:
@@ -47,11 +47,8 @@ class MetricsTail:
             whole = text[: text.rfind(b"\n") + 1]
             self._offset += len(whole)
             for line in whole.splitlines():
-                try:
-                    value = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(value, dict):
+                value = parse_object(line)
+                if value is not None:
                     self.rows.append(value)
 
     def since(self, epoch: int, count: int) -> dict[str, Any]:

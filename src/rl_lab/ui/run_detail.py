@@ -72,7 +72,7 @@ def checkpoints(folder: Path) -> list[str]:
     """Names of the whole checkpoints, oldest first, `best` last."""
     place = folder / "checkpoints"
     names = [
-        path.name for path in place.glob("step-*") if path.name[5:].isdigit() and (path / "manifest.json").is_file()
+        path.name for path in place.glob("step-*") if path.name[5:].isdecimal() and (path / "manifest.json").is_file()
     ]
     names.sort(key=lambda name: int(name[5:]))
     return names + (["best"] if (place / "best" / "manifest.json").is_file() else [])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import threading
@@ -15,6 +14,7 @@ from rl_lab.errors import RunNotFoundError
 from rl_lab.metrics.run_files import EVAL_RETURN, TRAIN_RETURNS, number
 from rl_lab.orchestration.files import read_json
 from rl_lab.orchestration.run_directory import RUN_FILE, RunDirectory
+from rl_lab.reading import open_file, parse_object, read_text
 from rl_lab.ui.writer import is_being_written
 
 TAIL_BYTES = 128 << 10  # of metrics.jsonl: far more than the rows that hold the newest returns
@@ -216,7 +216,7 @@ def _parameter_count(info: dict[str, Any]) -> float | None:
 def tail_rows(path: Path) -> list[dict[str, Any]]:
     """The last rows of metrics.jsonl that are whole objects, and the last ones with a return, in their order."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
             lines = file.read().split(b"\n")
@@ -226,15 +226,7 @@ def tail_rows(path: Path) -> list[dict[str, Any]]:
     for name in (EVAL_RETURN, *TRAIN_RETURNS):
         key = f'"{name}"'.encode()
         wanted.update(next(([at] for at in range(len(lines) - 1, -1, -1) if key in lines[at]), []))
-    return [row for row in map(_object, (lines[at] for at in sorted(wanted))) if row is not None]
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+    return [row for row in map(parse_object, (lines[at] for at in sorted(wanted))) if row is not None]
 
 
 def _newest(rows: list[dict[str, Any]], summary: dict[str, Any], names: tuple[str, ...]) -> float | None:
@@ -265,7 +257,7 @@ def scan_settings(path: Path) -> dict[str, Any]:
     """A few settings of a config.yaml by their dotted paths. Reading a thousand files with a YAML parser takes half a
     minute; these are plain scalars in a file that RL Lab wrote, and a line is enough for each."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path)
     except OSError:
         return {}
     found: dict[str, Any] = {}

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from rl_lab.components.acting import Acts, AgentState, Mode, clear_memory
-from rl_lab.components.controller_manager import DISTILL_ROLE, RANDOM_ROLE
+from rl_lab.components.controller_manager import RANDOM_ROLE
 from rl_lab.components.planners.base import Plan
-from rl_lab.metrics.values import Metrics
+from rl_lab.metrics.values import Metrics, pack
 from rl_lab.records import (
     OBSERVATION_PREFIX,
     Batch,
@@ -43,6 +43,9 @@ class Workflow:
     # Further hooks of its own, called as hook(phase=…): they return None, metrics or a HookResult.
     other_hooks: ClassVar[tuple[str, ...]] = ()
     named_hooks: ClassVar[tuple[str, ...]] = ("distill",)  # updates that run only in phases that name them
+
+    # Whether several ranks can share out an update: its losses are plain means over the batch, its statistics reduced.
+    data_parallel: ClassVar[bool] = False
 
     def check_phases(self, phases: Sequence[PhaseSteps]) -> None:
         """Refuse a curriculum that this algorithm cannot follow, with a ConfigError, before anything is built."""
@@ -221,8 +224,11 @@ class Workflow:
         raise NotImplementedError(f"{type(self).__name__} has no update_controller")
 
     def distill(self, batch: Batch, *, phase: PhaseView) -> Metrics:
-        """One gradient step of the controller in the role `distill_target` towards the actions of the batch."""
-        return self._teach(DISTILL_ROLE, batch, phase)
+        """One gradient step of the controllers in the roles `distill_target` and `prior`: to do as the batch did."""
+        taught = {role: self._teach(role, batch, phase) for role in self.context.controllers.distilled}
+        if len(taught) == 1:
+            return next(iter(taught.values()))
+        return pack({f"{role}/{name}": value for role, part in taught.items() for name, value in part.items()})
 
     def _teach(self, role: str, batch: Batch, phase: PhaseView) -> Metrics:
         """One gradient step of a controller that learns by itself."""

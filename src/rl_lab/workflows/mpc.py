@@ -48,7 +48,7 @@ class MPC(Workflow):
     def plan(self, observation: Observation, state: AgentState) -> tuple[Plan, ModelState]:
         seen = {key: torch.as_tensor(value, device=self.context.device) for key, value in observation.items()}
         start = self.planner.simulator.observe(seen)
-        return self.planner.plan(start, state), start
+        return self.planner.plan(start, state, observation=seen), start
 
     def _choose(self, plan: Plan, mode: Mode) -> torch.Tensor:
         return plan.action

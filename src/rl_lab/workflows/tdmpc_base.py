@@ -118,7 +118,7 @@ class TDMPCBase(Workflow):
     def plan(self, observation: Observation, state: AgentState) -> tuple[Plan, ModelState]:
         seen = {key: torch.as_tensor(value, device=self.context.device) for key, value in observation.items()}
         latent = self.simulator.observe(seen)
-        return self.planner.plan(latent, state), latent
+        return self.planner.plan(latent, state, observation=seen), latent
 
     def _captured_act(self, inputs: dict[str, Tensor], mode: Mode) -> dict[str, Tensor]:
         """`_act` as a CUDA graph."""
@@ -139,7 +139,7 @@ class TDMPCBase(Workflow):
         if self.act_with == "policy":
             action = self.simulator.policy(latent) if mode == "train" else self.policy.mode(latent)
             return memory | {"action": self.codec.decode(action)}
-        plan = self.planner.plan(latent, memory)
+        plan = self.planner.plan(latent, memory, observation=observation)
         action = plan.action if mode == "eval" else self._explore(plan)
         return plan.memory | {"action": self.codec.decode(action)}
 

@@ -173,8 +173,10 @@ class WorldModelWorkflow(Workflow):
         assert self.planner is not None
         memory = {name.removeprefix(PLAN): value for name, value in _plan_memory(inputs).items()}
         with self.context.autocast():
-            latent = self.model.observe(split_observation(inputs)[0], previous=_latent(inputs), action=inputs["action"])
-            plan = self.planner.plan(latent, memory or self.planner.initial_memory(len(inputs["action"])))
+            seen = split_observation(inputs)[0]
+            latent = self.model.observe(seen, previous=_latent(inputs), action=inputs["action"])
+            memory = memory or self.planner.initial_memory(len(inputs["action"]))
+            plan = self.planner.plan(latent, memory, observation=seen)
         return plan, latent
 
     def _state_after(self, plan: Plan, latent: LatentState, inputs: Mapping[str, Tensor]) -> AgentState:

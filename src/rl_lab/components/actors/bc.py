@@ -17,7 +17,7 @@ from rl_lab.components.memories import GRUMemory
 from rl_lab.components.normalizers import ObservationNormalizer
 from rl_lab.components.spaces import SpecLike, action_spec
 from rl_lab.metrics.values import Metrics
-from rl_lab.records import OBSERVATION_PREFIX, Batch, BatchSpec, Observation, RolloutBatch
+from rl_lab.records import Batch, BatchSpec, Observation, RolloutBatch
 from rl_lab.specs import ActionSpec
 
 
@@ -89,11 +89,7 @@ class BCPolicy(LearningController):
     def use_statistics(self, statistics: Mapping[str, Any]) -> None:
         if self.normalizer is None or bool(self.fitted):
             return
-        for key, running in zip(self.normalizer.keys, self.normalizer.statistics, strict=True):
-            field = statistics[OBSERVATION_PREFIX + key]
-            running.mean.copy_(torch.from_numpy(field.mean))  # type: ignore[operator]
-            running.variance.copy_(torch.from_numpy(field.std**2))  # type: ignore[operator]
-            running.count.fill_(field.count)  # type: ignore[operator]
+        self.normalizer.fit(statistics)
         self.fitted.fill_(True)
 
     def loss(self, batch: Batch) -> tuple[Tensor, Metrics]:

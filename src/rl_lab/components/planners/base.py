@@ -165,7 +165,14 @@ class Planner(nn.Module, ABC):
     def draw_noise(self, num_envs: int) -> dict[str, Tensor]:
         """All standard normal noise of one plan, from the device's global generator."""
 
-    def plan(self, state: ModelState, memory: Memory, *, noise: Mapping[str, Tensor] | None = None) -> Plan:
+    def plan(
+        self,
+        state: ModelState,
+        memory: Memory,
+        *,
+        noise: Mapping[str, Tensor] | None = None,
+        observation: Mapping[str, Tensor] | None = None,  # that led to `state`: learned priors are conditioned on it
+    ) -> Plan:
         """Plan for every environment from its model state. Put `memory` to zero where an episode begins."""
         self.check_model()
         return self._plan(state, memory, self.draw_noise(batch_size(state)) if noise is None else noise)

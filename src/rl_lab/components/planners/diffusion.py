@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rl_lab.components.planners.base import Memory, Plan, Planner, take
+from rl_lab.components.planners.diffusion_prior import DiffusionPrior
 from rl_lab.components.planners.particles import (
     effective_sample_size,
     kl_from_prior,
@@ -21,7 +22,7 @@ from rl_lab.components.planners.particles import (
 from rl_lab.components.planners.plan_priors import GaussianPrior, PlanPrior
 from rl_lab.components.planners.search import moments
 from rl_lab.errors import ConfigError
-from rl_lab.simulation.simulator import ModelState, map_state
+from rl_lab.simulation.simulator import ModelState, batch_size, map_state
 
 Steering = Literal["smc", "gradient", "annealed"]
 MIN_SPREAD = 1e-4  # of returns: below it they count as equal
@@ -68,6 +69,7 @@ class DiffusionPlanner(Planner):
     def __init__(
         self,
         *,
+        prior: DiffusionPrior | None,  # learned, and saved by the role that it has; None: gaussian
         samples: int,
         steps: int,  # of the reverse process
         steering: Steering,
@@ -101,15 +103,32 @@ class DiffusionPlanner(Planner):
                 "steering=gradient needs continuous actions, but the environment has discrete ones, which have no "
                 "gradient. Use steering=smc or annealed."
             )
+        if prior is not None:
+            _check_prior(prior, steering, self.horizon)
+        self._learned = (prior,)  # within a tuple it is not a part of this module: its role saves and counts it
         self.samples, self.steps, self.steering, self.beta = samples, steps, steering, beta
         self.standardize, self.scored, self.resample_below = standardize, scored, resample_below
         self.max_shift, self.std, self.class_floor, self.execute = max_shift, std, class_floor, execute
 
     # The prior --------------------------------------------------------------------------------------------------------
 
-    def _prior(self, memory: Memory) -> PlanPrior:
+    def _prior(self, memory: Memory, state: ModelState, observation: Mapping[str, Tensor] | None) -> PlanPrior:
+        (learned,) = self._learned
+        if learned is not None:
+            return learned.given(self._seen(state, observation), candidates=self.samples, steps=self.steps)
         mean = self.layout.keep_possible(self._first_mean(memory), self.class_floor)
         return GaussianPrior(self.layout, mean, self.std, steps=self.steps, noise_filter=self.noise_filter)
+
+    def _seen(self, state: ModelState, observation: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
+        """What the learned prior is conditioned on: the observation, or, in a dream, what the model predicts of it."""
+        if observation is not None:
+            return observation
+        if not self.simulator.has_observation:
+            raise ConfigError(
+                f"The learned prior needs an observation, and {type(self.simulator).__name__} predicts none: hand "
+                "plan(…) the observation that led to the state."
+            )
+        return self.simulator.observation(state)
 
     def draw_noise(self, num_envs: int) -> dict[str, Tensor]:
         device = self.neutral.device
@@ -120,14 +139,28 @@ class DiffusionPlanner(Planner):
             "choice": torch.empty(num_envs, self.samples, 1, 1, device=device).exponential_(),
         }
 
+    def plan(
+        self,
+        state: ModelState,
+        memory: Memory,
+        *,
+        noise: Mapping[str, Tensor] | None = None,
+        observation: Mapping[str, Tensor] | None = None,
+    ) -> DiffusionPlan:
+        self.check_model()
+        noise = self.draw_noise(batch_size(state)) if noise is None else noise
+        return self._infer(self._prior(memory, state, observation), state, noise)
+
     def _plan(self, state: ModelState, memory: Memory, noise: Mapping[str, Tensor]) -> DiffusionPlan:
-        prior = self._prior(memory)
+        return self.plan(state, memory, noise=noise)
+
+    def _infer(self, prior: PlanPrior, state: ModelState, noise: Mapping[str, Tensor]) -> DiffusionPlan:
         if self.steering == "annealed":
             return self._anneal(prior, state, noise)
         particles = self._denoise(prior, state, noise)
         candidates = prior.actions(self._by_env(particles.x))
         returns = self.score(state, candidates)
-        particles, tilt = self._weigh(particles, returns, 1.0)
+        particles, tilt = self._weigh(particles, returns)
         kl = kl_from_prior(particles.log_weights, tilt, particles.log_evidence)
         return self._chosen(candidates, returns, particles.log_weights, kl, noise)
 
@@ -167,7 +200,7 @@ class DiffusionPlanner(Planner):
     ) -> Particles:
         """Weigh the particles by what their clean sequences promise now; resample where few carry the weight."""
         returns = self.score(state, prior.actions(self._by_env(prior.clean(particles.x, index))))
-        particles, _ = self._weigh(particles, returns, prior.alpha_bar(index))
+        particles, _ = self._weigh(particles, returns, prior.alpha_bar(index), prior.expected_spread(index))
         chosen = systematic(particles.log_weights, offsets[scored.index(index)].flatten())
         own = torch.arange(self.samples, device=chosen.device).expand_as(chosen)
         few = effective_sample_size(particles.log_weights) < self.resample_below * self.samples
@@ -180,10 +213,14 @@ class DiffusionPlanner(Planner):
         )
 
     def _weigh(
-        self, particles: Particles, returns: Float[Tensor, "env candidate"], share: float
+        self,
+        particles: Particles,
+        returns: Float[Tensor, "env candidate"],
+        share: float = 1.0,
+        expected_spread: float = 1.0,
     ) -> tuple[Particles, Float[Tensor, "env candidate"]]:
         """Put exp(share·βR) into the weights in place of the potential that they have; also share·βR itself."""
-        spread = _widest(particles.spread, returns, share)
+        spread = _widest(particles.spread, returns, expected_spread)
         potential = share * self._tilt(returns, spread)
         both = potential.isfinite() & particles.potential.isfinite()
         increment = torch.where(both, potential - particles.potential, -torch.inf)
@@ -218,7 +255,7 @@ class DiffusionPlanner(Planner):
                 )
             (gradient,) = torch.autograd.grad(torch.where(returns.isfinite(), returns, 0.0).sum(), x)
         returns, gradient = returns.detach(), gradient.nan_to_num(0.0, 0.0, 0.0)
-        spread = _widest(particles.spread, returns, prior.alpha_bar(index))
+        spread = _widest(particles.spread, returns, prior.expected_spread(index))
         mean, std = prior.kernel(particles.x, clean.detach(), index)
         if not std:
             return particles._replace(x=mean, spread=spread)
@@ -301,8 +338,19 @@ def _spread(returns: Float[Tensor, "env candidate"]) -> Float[Tensor, " env"]:
 
 
 def _widest(
-    spread: Float[Tensor, " env"], returns: Float[Tensor, "env candidate"], share: float
+    spread: Float[Tensor, " env"], returns: Float[Tensor, "env candidate"], expected_spread: float
 ) -> Float[Tensor, " env"]:
-    """The larger of the known spread and that of these returns. With a share ᾱ of the signal, expected sequences differ
-    √ᾱ as much as clean ones will, and their returns about as much less."""
-    return torch.maximum(spread, _spread(returns) / share**0.5) if share > 0.0 else spread
+    """The larger of the known spread and that of these returns. Returns of expected sequences differ about as much less
+    than those of clean ones as the sequences do."""
+    return torch.maximum(spread, _spread(returns) / expected_spread) if expected_spread > 0.0 else spread
+
+
+def _check_prior(prior: DiffusionPrior, steering: Steering, horizon: int) -> None:
+    """Refuse a learned prior that this planner cannot steer."""
+    if steering == "annealed":
+        raise ConfigError("steering=annealed plans without a learned prior: use smc or gradient, or prior=null.")
+    if prior.horizon != horizon:
+        raise ConfigError(
+            f"horizon={horizon}, but the prior draws sequences of {prior.horizon}: expected the same. "
+            "horizon: '@controllers.<role of the prior>.horizon' keeps them equal."
+        )

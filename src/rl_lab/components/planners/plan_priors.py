@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rl_lab.components.diffusion.model import DiffusionModel
+from rl_lab.components.diffusion.schedule import CLEAN
 from rl_lab.components.planners.action_layout import ActionLayout
 
 
@@ -24,6 +26,10 @@ class PlanPrior(ABC):
     @abstractmethod
     def alpha_bar(self, index: int) -> float:
         """The clean signal's share of the variance of x before step `index`; 1 after the last step."""
+
+    def expected_spread(self, index: int) -> float:
+        """Deviation of the expected clean sequences before step `index`, in deviations of the clean ones."""
+        return 1.0
 
     @abstractmethod
     def clean(self, x: Float[Tensor, "row time dim"], index: int) -> Float[Tensor, "row time dim"]:
@@ -63,6 +69,9 @@ class GaussianPrior(PlanPrior):
     def alpha_bar(self, index: int) -> float:
         return 0.0 if index == 0 else cos(0.5 * pi * (1.0 - index / self.steps)) ** 2
 
+    def expected_spread(self, index: int) -> float:
+        return sqrt(self.alpha_bar(index))
+
     def clean(self, x: Float[Tensor, "row time dim"], index: int) -> Float[Tensor, "row time dim"]:
         return sqrt(self.alpha_bar(index)) * x
 
@@ -76,3 +85,38 @@ class GaussianPrior(PlanPrior):
         noise = x if self.filter is None else self.filter @ x
         mean = self.mean[:, None].expand_as(noise)
         return self.layout.sample(mean, torch.full_like(mean, self.std), noise)
+
+
+class LearnedPrior(PlanPrior):
+    """A diffusion model of encoded action sequences, given a condition for each row.
+
+    The reverse process is that of DDPM through `steps` of the model's levels, from the noisiest on. One-hots of
+    discrete actions lie at ±1, as continuous entries do, so that one range is clipped for both.
+    """
+
+    def __init__(
+        self,
+        layout: ActionLayout,
+        model: DiffusionModel,
+        condition: Float[Tensor, "row condition"],
+        *,
+        horizon: int,
+        steps: int,
+    ) -> None:
+        self.layout, self.model, self.condition, self.steps = layout, model, condition, steps
+        self.shape = (horizon, layout.size)
+        self.levels = [*model.schedule.sampling_levels(steps, "trailing"), CLEAN]
+
+    def alpha_bar(self, index: int) -> float:
+        return self.model.schedule.alpha_bar(self.levels[index])
+
+    def clean(self, x: Float[Tensor, "row time dim"], index: int) -> Float[Tensor, "row time dim"]:
+        return self.model.predict_clean(x, self.levels[index], self.condition)
+
+    def kernel(
+        self, x: Float[Tensor, "row time dim"], clean: Float[Tensor, "row time dim"], index: int
+    ) -> tuple[Float[Tensor, "row time dim"], float]:
+        return self.model.schedule.ddpm_posterior(clean, x, self.levels[index], self.levels[index + 1])
+
+    def actions(self, x: Float[Tensor, "env candidate time dim"]) -> Float[Tensor, "env candidate horizon action"]:
+        return self.layout.valid(x)

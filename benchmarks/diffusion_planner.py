@@ -1,0 +1,131 @@
+"""The diffusion planner against its prior and CEM in the same learned model: returns, effective samples and KL by β.
+
+For each seed an ensemble and a prior learn from the same noisy demonstrations (`diffusion_planner_pendulum`); then each
+planner plays the same fresh episodes, with the same number of model steps for a decision. The prior alone is β = 0, and
+the prior as a policy, which needs no model at all.
+Run it: python benchmarks/diffusion_planner.py [--seeds 0 1 2] [--episodes N] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from benchmarks.planner_matrix import commit
+
+from rl_lab.components.planners.base import Plan, Planner
+from rl_lab.experiment.agent import load_run
+from rl_lab.experiment.build import make_eval_envs
+from rl_lab.experiment.train import run_training
+from rl_lab.orchestration.evaluation import evaluate
+from rl_lab.orchestration.run_directory import RunDirectory, list_runs
+
+EXPERIMENT = "diffusion_planner_pendulum"
+HORIZON, SAMPLES, ROUNDS = 20, 32, 3  # model steps for a decision: HORIZON × SAMPLES × ROUNDS
+BETAS = (0.0, 1.0, 3.0, 10.0, 30.0)
+DIFFUSION = {
+    "prior": "@controllers.prior", "horizon": HORIZON, "samples": SAMPLES, "steps": 8, "scored": ROUNDS,
+    "execute": "mean",
+}  # fmt: skip
+SEARCH = {"horizon": HORIZON, "samples": SAMPLES, "iterations": ROUNDS, "elites": 4, "init_std": 1.0}
+ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("diffusion", DIFFUSION | {"beta": 0.0, "execute": "sample"}),
+    *(("diffusion", DIFFUSION | {"beta": beta}) for beta in BETAS),
+    ("diffusion", DIFFUSION | {"beta": 30.0, "execute": "best"}),
+    ("cem", SEARCH | {"noise_beta": 1.0}),
+    ("icem", SEARCH | {"execute": "mean"}),
+)
+
+
+def trained(seed: int, run_root: Path) -> RunDirectory:
+    """The newest finished run of this seed; a new one where there is none."""
+    for run in reversed(list_runs(run_root)):
+        is_it = run.path.parent.name == EXPERIMENT and run.path.name.endswith(f"-s{seed}")
+        if is_it and run.info().get("status") == "completed":
+            return run
+    arguments = [f"+experiment={EXPERIMENT}", f"experiment.seed={seed}", f"run_root={run_root}", "logging.console=off"]
+    return RunDirectory(run_training(arguments).folder)
+
+
+def played(
+    run: RunDirectory, episodes: int, seed: int, planner: str | None, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """The return of fresh episodes, and the means of what the planner says of its plans. Without a planner the prior
+    plays as a policy."""
+    given = [f"{key}={value}" for key, value in settings.items()]
+    loaded = load_run(run.path, planner=planner, planner_settings=given)
+    torch.set_num_threads(1)
+    said: dict[str, list[float]] = defaultdict(list)
+    actor: Any = loaded.workflow
+    if planner is None:
+        actor = loaded.workflow.context.controllers.acting("prior")
+    else:
+        record_plans(loaded.workflow.planner, said)  # type: ignore[attr-defined]
+    envs = make_eval_envs(loaded.settings, "final", render=False, seed=seed, episodes=episodes)
+    begin = time.process_time()
+    try:
+        result = evaluate(actor, envs, episodes, seed=seed, stream="final")
+    finally:
+        envs.close()
+    assert result is not None
+    cpu = 1e3 * (time.process_time() - begin) / sum(result.lengths)
+    means = {name: round(fmean(values), 2) for name, values in said.items()}
+    return {"return_mean": round(result.return_mean, 1), "cpu_ms_per_decision": round(cpu, 2), **means}
+
+
+def record_plans(planner: Planner, said: dict[str, list[float]]) -> None:
+    """Keep the metrics of every plan that is made."""
+    plan = planner.plan
+
+    def recorded(*arguments: Any, **keywords: Any) -> Plan:
+        made = plan(*arguments, **keywords)
+        for name, value in made.metrics().items():
+            said[name].append(float(value.mean()))
+        return made
+
+    planner.plan = recorded  # type: ignore[method-assign]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run-root", type=Path, default=Path("experiments"), help="where runs are kept")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--episodes", type=int, default=20)
+    parser.add_argument("--json", type=Path, help="where to write the result")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    for planner, settings in ((None, {}), *ROWS):
+        steps = 0 if planner is None else HORIZON * SAMPLES * ROUNDS
+        rows.append(
+            {"planner": planner or "prior as a policy", "settings": settings, "model_steps": steps, "seeds": []}
+        )
+    for seed in asked.seeds:
+        run = trained(seed, asked.run_root)
+        for row in rows:
+            planner = None if not row["settings"] else row["planner"]
+            found = played(run, asked.episodes, seed, planner, row["settings"])
+            row["seeds"].append({"seed": seed, **found})
+            print(seed, row["planner"], row["settings"].get("beta", ""), found, flush=True)
+        if asked.json:
+            write(asked.json, asked.episodes, rows)
+
+
+def write(path: Path, episodes: int, rows: list[dict[str, Any]]) -> None:
+    facts = {
+        "benchmark": "diffusion_planner", "experiment": EXPERIMENT, "environment": "Pendulum-v1", "episodes": episodes,
+        "commit": commit(), "versions": {"python": platform.python_version(), "torch": torch.__version__},
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
