@@ -61,7 +61,6 @@ PLANNERS: dict[str, dict[str, Any]] = {
     "mppi": SAMPLING | {"std": 1.0},
     "gradient": {"restarts": 8, "iterations": 8, "init_std": 1.5},
     "policy_guided": SAMPLING | {"elites": 8, "policy_samples": 8},
-    "diffusion": {"samples": 64, "scored": 3, "beta": 50.0, "execute": "mean"},
 }
 # MPPI's temperature is in units of the return: a step of CartPole pays 1 whatever is done, one of Pendulum up to -16.
 # Pendulum's torques are worth trying for longer than a step.
@@ -72,7 +71,6 @@ BY_ENVIRONMENT: dict[str, dict[str, dict[str, Any]]] = {
         "cem": {"noise_beta": 1.0},
         "mppi": {"temperature": 0.3, "noise_beta": 1.0},
         "policy_guided": {"noise_beta": 1.0},
-        "diffusion": {"noise_beta": 1.0},
     },
 }
 
