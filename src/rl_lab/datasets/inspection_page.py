@@ -119,7 +119,7 @@ def _chart(returns: np.ndarray) -> str:
     axes.hist(returns, bins=min(30, max(5, len(returns) // 3)))
     axes.set_xlabel("return of an episode")
     axes.set_ylabel("episodes")
-    axes.yaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params("y", integer=True)
     return to_svg(figure)
 
 
