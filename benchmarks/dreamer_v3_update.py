@@ -18,7 +18,7 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 from dreamer_v3_stages import first_calls, kernel_seconds, print_stages, print_warmup
-from measuring import device_name, synchronize, write_record
+from measuring import add_writing, device_name, synchronize, write_record
 
 from rl_lab.components.world_models.base import DETER, STOCH
 from rl_lab.experiment.config import compose, resolve
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--eager", action="store_true", help="neither compiled nor captured")
     parser.add_argument("--stages", action="store_true", help="print where update and warm-up spend their time (GPU)")
-    parser.add_argument("--write", metavar="NAME", help="write results/speed/NAME.json")
+    add_writing(parser)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     figures: dict[str, float | str] = {}
@@ -192,7 +192,7 @@ def main() -> None:
     }  # fmt: skip
     print(json.dumps(record, indent=1))
     if arguments.write:
-        write_record(arguments.write, record)
+        write_record(arguments.write, record, arguments.note)
 
 
 if __name__ == "__main__":

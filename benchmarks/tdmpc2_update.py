@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import device_name, synchronize, write_record
+from measuring import add_writing, device_name, synchronize, write_record
 
 from rl_lab.data_sources.base import SourceContext
 from rl_lab.data_sources.replay import SequenceReplay
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=10.0, help="of the end-to-end measurement")
     parser.add_argument("--eager", action="store_true", help="neither compiled nor captured")
-    parser.add_argument("--write", metavar="NAME", help="write results/speed/NAME.json")
+    add_writing(parser)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     start = time.perf_counter()
@@ -184,7 +184,7 @@ def main() -> None:
     }  # fmt: skip
     print(json.dumps(record, indent=1))
     if arguments.write:
-        write_record(arguments.write, record)
+        write_record(arguments.write, record, arguments.note)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from rl_lab.environments.base import SeedStream, VectorEnv
 from rl_lab.errors import ConfigError, RLLabError
 from rl_lab.experiment import plan
 from rl_lab.experiment.device import keep_freed_memory, resolve_device, resolve_precision, set_threads
-from rl_lab.experiment.imagination import can_imagine, write_run_imagination
+from rl_lab.experiment.imagination import can_illustrate, write_run_imagination
 from rl_lab.experiment.model import Model, build_model
 from rl_lab.experiment.parts import build_optimizers
 from rl_lab.experiment.planning import can_plan, write_run_planning
@@ -271,7 +271,7 @@ def _final_pictures(workflow: Workflow, settings: Settings, run: RunDirectory) -
     if not settings.evaluation.imagination:
         return ()
     pictures: list[Callable[[], object]] = []
-    if can_imagine(workflow):
+    if can_illustrate(workflow):
         pictures.append(partial(write_run_imagination, workflow, settings, run.path))
     if can_plan(workflow):
         pictures.append(partial(write_run_planning, workflow, settings, run.path))

@@ -69,6 +69,7 @@ def result_row(run: RunDirectory, seed: int, score: Mapping[str, Any], curve: st
         "seed": seed,
         "return_mean": score["eval/return_mean"],
         "return_std": score["eval/return_std"],
+        **_shares(score),
         "env_steps": summary.get("env_steps"),
         "evaluation_env_steps": evaluation_env_steps(logged),
         "frames": int(frames[-1]) if frames else summary.get("env_steps"),
@@ -83,6 +84,13 @@ def result_row(run: RunDirectory, seed: int, score: Mapping[str, Any], curve: st
         "curve": curve,
         "phases": phase_ends(logged),
     }
+
+
+def _shares(score: Mapping[str, Any]) -> dict[str, Any]:
+    """The shares of episodes that ended with some flag of the environment set, where it has such flags."""
+    prefix = "eval/share_"
+    shares = {name.removeprefix(prefix): value for name, value in score.items() if name.startswith(prefix)}
+    return {"shares": shares} if shares else {}
 
 
 def evaluation_env_steps(rows: Sequence[Mapping[str, Any]]) -> int:

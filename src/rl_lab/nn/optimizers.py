@@ -316,3 +316,12 @@ def scale_learning_rate(optimizer: torch.optim.Optimizer, share: float) -> None:
     """Set each parameter group's learning rate to a share of the configured one."""
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * share
+
+
+def warmup_cosine(update: int, *, warmup: int, total: int) -> float:
+    """The share of the learning rate at an update, from 0 on: it rises linearly over `warmup` updates, then falls along
+    half a cosine, to 0 after `total`."""
+    if update < warmup:
+        return (update + 1) / warmup
+    progress = min(1.0, (update - warmup) / max(1, total - warmup))
+    return 0.5 * (1.0 + math.cos(math.pi * progress))

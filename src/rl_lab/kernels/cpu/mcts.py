@@ -50,7 +50,7 @@ class CompiledWalker:
         self._rule: tuple[Any, ...]
         if self._gumbel:
             considered = np.minimum(self._legal.sum(-1), rule.considered)
-            schedule = rule.schedule(tree.actions).numpy()[considered]
+            schedule = rule.schedule(tree.actions, tree.legal.device).numpy()[considered]
             scales, room = (rule.visit_scale, rule.value_scale, rule.lowest, rule.tiny), np.empty(tree.actions)
             self._rule = rule.noise.numpy(), schedule, scales, room
         else:
