@@ -72,11 +72,12 @@ def costs_table(path: Path) -> str:
     if not path.exists():
         return "No costs are recorded yet."
     record = json.loads(path.read_text())
+    costs = record["costs"]
     lines = [
-        f"{record['experiment']}, {record['costs']['envs']} environments of {record['environment']}, batch of "
-        f"{record['costs']['batch']} sequences, {record['costs']['gradient_mb']:.2f} MB of parameters; {record['device']}.",
+        f"{record['experiment']}, {costs['envs']} environments of {record['environment']}, batch of {costs['batch']} "
+        f"sequences, {costs['gradient_mb']:.1f} MB of parameters; {record['device']}.",
         "",
         "| Cost | µs |",
         "| --- | ---: |",
     ]
-    return "\n".join(lines + [f"| {text} | {record['costs'][key]:,.1f} |" for key, text in COSTS.items()])
+    return "\n".join(lines + [f"| {text} | {costs[key]:,.1f} |" for key, text in COSTS.items()])
