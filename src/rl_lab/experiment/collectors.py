@@ -1,6 +1,6 @@
 """Asynchronous collection on Ray: actors play on their own with copies of the policy, never older than so many updates.
 
-Each actor has a share of the environments and takes several decisions at a stretch. The learner takes whichever stretch
+Each actor has a share of the environments and takes as many decisions at a stretch as the bound allows. The learner takes whichever stretch
 is done first, and hands out its newest weights through the object store. The policy that collected may be behind the
 learner, by `environment.staleness` updates at most; how far it was is logged as `collect/policy_age`.
 """
@@ -29,7 +29,7 @@ from rl_lab.records import CollectResult
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import PhaseView, WorkflowContext
 
-STRETCH = 8  # decisions that an actor takes between two exchanges
+LONGEST = 64  # decisions that an actor takes between two exchanges, at most
 SEED_DOMAIN = 9  # keeps the actors' draws apart from other streams of the run's seed
 MAX_FAILURES = 3  # of one actor without a stretch in between
 Weights = Mapping[str, Any]
@@ -63,12 +63,14 @@ class Collector:
         )
         self._workflow.initialize(self._context)
 
-    def collect(self, weights: Weights, env_steps: int, phase: PhaseView) -> tuple[list[CollectResult], list[Any]]:
-        """Some decisions in every environment by these weights, and what happened to the environments."""
+    def collect(
+        self, weights: Weights, stretch: int, env_steps: int, phase: PhaseView
+    ) -> tuple[list[CollectResult], list[Any]]:
+        """So many decisions in every environment by these weights, and what happened to the environments."""
         for name, module in self._context.components.items():
             module.load_state_dict(weights["components"][name])
         self._context.controllers.load_state_dict(weights["controllers"])
-        results = [self._decide(env_steps, phase) for _ in range(STRETCH)]
+        results = [self._decide(env_steps, phase) for _ in range(stretch)]
         return results, self._envs.drain_events()
 
     def _decide(self, env_steps: int, phase: PhaseView) -> CollectResult:
@@ -107,6 +109,7 @@ class Collectors:
         self._actors: list[Any] = []
         self._tasks: dict[Any, tuple[int, int]] = {}  # what an actor is at: its number, and the age of its weights
         self._failures = [0] * count
+        self._stretch = 1  # decisions; the policy's age is in proportion to it
         self._weights: tuple[int, Any] | None = None  # updates that they have seen, and where they lie
 
     def collect_step(self, step: int, *, phase: PhaseView) -> CollectResult:
@@ -125,12 +128,20 @@ class Collectors:
             else:
                 self._failures[slot] = 0
                 self._context.train_envs.events.extend(events)  # type: ignore[union-attr]
-                self._watch({"policy_age": float(self._updates() - version)})
+                self._adapt(self._updates() - version)
                 self._order(slot, step, phase)
                 blocks = [block for result in results for block in result.blocks]
                 episodes = [episode for result in results for episode in result.episodes]
                 return CollectResult(blocks, sum(result.env_steps for result in results), episodes)
             self._order(slot, step, phase)
+
+    def _adapt(self, age: int) -> None:
+        """Log how old the policy was, and take longer stretches where the bound leaves room for them."""
+        self._watch({"policy_age": float(age)})
+        if age > self._staleness:
+            self._stretch = max(1, self._stretch // 2)
+        elif 0 < 2 * age <= self._staleness:
+            self._stretch = min(LONGEST, 2 * self._stretch)
 
     def _next_task(self) -> Any:
         oldest = min(self._tasks, key=lambda task: self._tasks[task][1])
@@ -156,7 +167,7 @@ class Collectors:
             }
             self._weights = self._updates(), self._ray.put(state)
         version, weights = self._weights
-        self._tasks[self._actors[slot].collect.remote(weights, step, phase)] = slot, version
+        self._tasks[self._actors[slot].collect.remote(weights, self._stretch, step, phase)] = slot, version
 
     def _launch(self, slot: int, step: int) -> Any:
         content = {
