@@ -26,7 +26,7 @@ from rl_lab.experiment.device import resolve_device, resolve_precision
 from rl_lab.experiment.dims import fill_dims
 from rl_lab.experiment.model import build_model
 from rl_lab.experiment.parts import build_optimizers
-from rl_lab.kernels.registry import enable
+from rl_lab.kernels import registry
 from rl_lab.records import SequenceBatch
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import PhaseView, WorkflowContext
@@ -48,8 +48,7 @@ def make_workflow(size: str, observation: str, actions: int, *, compile_: bool) 
     model = build_model(resolved, device)
     assert isinstance(model.workflow, DreamerV3)
     autocast_dtype = resolve_precision("auto", device)
-    for decision in enable(model.modules, device=device, dtype=autocast_dtype or torch.float32):
-        print(decision)
+    registry.enable(model.modules, device=device, dtype=autocast_dtype or torch.float32)
     context = WorkflowContext(
         config=resolved, device=device, seed=0, observation_spec=model.observation_spec,
         action_spec=model.action_spec, components=model.components, controllers=model.controllers,
