@@ -15,7 +15,10 @@ import json
 import platform
 import subprocess
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +135,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write the result; cells that it has already are kept")
     parser.add_argument("--column", choices=sorted({model.name for model in MODELS}), help="measure these cells anew")
     parser.add_argument("--row", nargs="+", choices=(OWN, *PLANNERS), default=[], help="measure these cells anew")
+    parser.add_argument("--jobs", type=int, default=1, help="models that are trained at a time")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     before = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {}
@@ -139,7 +143,10 @@ def main() -> None:
     for entry in cells.values():  # measured before: with the commit of then
         entry.setdefault("commit", before.get("commit"))
     models = {(entry["environment"], entry["model"]): entry for entry in before.get("models", [])}
-    for model in (model for model in MODELS if asked.column in (None, model.name)):
+    chosen = [model for model in MODELS if asked.column in (None, model.name)]
+    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
+        list(pool.map(partial(trained, run_root=asked.run_root), chosen))
+    for model in chosen:
         run = trained(model, asked.run_root)
         models[model.environment, model.name] = model_facts(model, run)
         for planner in (OWN, *PLANNERS):
