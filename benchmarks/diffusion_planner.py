@@ -13,6 +13,9 @@ import json
 import platform
 import time
 from collections import defaultdict
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,16 +32,17 @@ from rl_lab.orchestration.run_directory import RunDirectory, list_runs
 
 EXPERIMENT = "diffusion_planner_pendulum"
 HORIZON, SAMPLES, ROUNDS = 20, 32, 3  # model steps for a decision: HORIZON × SAMPLES × ROUNDS
-BETAS = (0.0, 1.0, 3.0, 10.0, 30.0)
+BETAS = (1.0, 3.0, 10.0, 30.0)
 DIFFUSION = {
     "prior": "@controllers.prior", "horizon": HORIZON, "samples": SAMPLES, "steps": 8, "scored": ROUNDS,
     "execute": "mean",
 }  # fmt: skip
 SEARCH = {"horizon": HORIZON, "samples": SAMPLES, "iterations": ROUNDS, "elites": 4, "init_std": 1.0}
-ROWS: tuple[tuple[str, dict[str, Any]], ...] = (
+PRIOR = "prior as a policy"
+ROWS: tuple[tuple[str | None, dict[str, Any]], ...] = (
+    (None, {}),
     ("diffusion", DIFFUSION | {"beta": 0.0, "execute": "sample"}),
     *(("diffusion", DIFFUSION | {"beta": beta}) for beta in BETAS),
-    ("diffusion", DIFFUSION | {"beta": 30.0, "execute": "best"}),
     ("cem", SEARCH | {"noise_beta": 1.0}),
     ("icem", SEARCH | {"execute": "mean"}),
 )
@@ -93,29 +97,38 @@ def record_plans(planner: Planner, said: dict[str, list[float]]) -> None:
     planner.plan = recorded  # type: ignore[method-assign]
 
 
+def measured(seed: int, run_root: Path, episodes: int) -> list[dict[str, Any]]:
+    """A seed's model, and what each row does in it."""
+    torch.set_num_threads(1)
+    run, found = trained(seed, run_root), []
+    for planner, settings in ROWS:
+        found.append({"seed": seed, **played(run, episodes, seed, planner, settings)})
+        print(seed, planner or PRIOR, settings.get("beta", ""), found[-1], flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run-root", type=Path, default=Path("experiments"), help="where runs are kept")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--episodes", type=int, default=20)
+    parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
     parser.add_argument("--json", type=Path, help="where to write the result")
     asked = parser.parse_args()
-    torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
-    for planner, settings in ((None, {}), *ROWS):
-        steps = 0 if planner is None else HORIZON * SAMPLES * ROUNDS
-        rows.append(
-            {"planner": planner or "prior as a policy", "settings": settings, "model_steps": steps, "seeds": []}
-        )
-    for seed in asked.seeds:
-        run = trained(seed, asked.run_root)
-        for row in rows:
-            planner = None if not row["settings"] else row["planner"]
-            found = played(run, asked.episodes, seed, planner, row["settings"])
-            row["seeds"].append({"seed": seed, **found})
-            print(seed, row["planner"], row["settings"].get("beta", ""), found, flush=True)
-        if asked.json:
-            write(asked.json, asked.episodes, rows)
+    work = partial(measured, run_root=asked.run_root, episodes=asked.episodes)
+    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
+        by_seed = list(pool.map(work, asked.seeds))
+    rows = [
+        {
+            "planner": planner or PRIOR,
+            "settings": settings,
+            "model_steps": HORIZON * SAMPLES * ROUNDS if planner else 0,
+            "seeds": [found[number] for found in by_seed],
+        }
+        for number, (planner, settings) in enumerate(ROWS)
+    ]
+    if asked.json:
+        write(asked.json, asked.episodes, rows)
 
 
 def write(path: Path, episodes: int, rows: list[dict[str, Any]]) -> None:

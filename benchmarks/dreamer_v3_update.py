@@ -18,7 +18,7 @@ from contextlib import ExitStack
 import numpy as np
 import torch
 from dreamer_v3_stages import first_calls, kernel_seconds, print_stages, print_warmup
-from measuring import device_name, synchronize, write_record
+from measuring import add_writing, device_name, synchronize, write_record
 
 from rl_lab.components.world_models.base import DETER, STOCH
 from rl_lab.experiment.config import compose, resolve
@@ -26,6 +26,7 @@ from rl_lab.experiment.device import resolve_device, resolve_precision
 from rl_lab.experiment.dims import fill_dims
 from rl_lab.experiment.model import build_model
 from rl_lab.experiment.parts import build_optimizers
+from rl_lab.kernels import registry
 from rl_lab.records import SequenceBatch
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import PhaseView, WorkflowContext
@@ -46,11 +47,13 @@ def make_workflow(size: str, observation: str, actions: int, *, compile_: bool) 
     resolved = resolve(config)
     model = build_model(resolved, device)
     assert isinstance(model.workflow, DreamerV3)
+    autocast_dtype = resolve_precision("auto", device)
+    registry.enable(model.modules, device=device, dtype=autocast_dtype or torch.float32)
     context = WorkflowContext(
         config=resolved, device=device, seed=0, observation_spec=model.observation_spec,
         action_spec=model.action_spec, components=model.components, controllers=model.controllers,
         optimizers=build_optimizers(resolved, model.builder, model.modules),
-        compile=compile_, autocast_dtype=resolve_precision("auto", device),
+        compile=compile_, autocast_dtype=autocast_dtype,
     )  # fmt: skip
     model.workflow.initialize(context)
     return model.workflow
@@ -162,7 +165,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=50)
     parser.add_argument("--eager", action="store_true", help="neither compiled nor captured")
     parser.add_argument("--stages", action="store_true", help="print where update and warm-up spend their time (GPU)")
-    parser.add_argument("--write", metavar="NAME", help="write results/speed/NAME.json")
+    add_writing(parser)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     figures: dict[str, float | str] = {}
@@ -192,7 +195,7 @@ def main() -> None:
     }  # fmt: skip
     print(json.dumps(record, indent=1))
     if arguments.write:
-        write_record(arguments.write, record)
+        write_record(arguments.write, record, arguments.note)
 
 
 if __name__ == "__main__":

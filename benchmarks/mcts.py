@@ -33,7 +33,7 @@ from rl_lab.specs import ActionSpec, ObservationSpec
 ROOTS, SIMULATIONS, ACTIONS, HIDDEN, BINS = 32, 50, 4, 128, 21
 ACTION = ActionSpec("discrete", (1,), (ACTIONS,))
 MCTX = Path(__file__).with_name("mctx_speed.py")
-PATHS = {"plain": (), "compiled tree": ("planner",), "compiled search": ("planner", "model")}
+PATHS = {"plain": (), "compiled tree": ("_walker",), "compiled search": ("_walker", "_grow")}  # kernels of the planner
 
 
 def make_model() -> MuZeroModel:
@@ -50,8 +50,8 @@ def make_model() -> MuZeroModel:
 def ours(rule: str, fast: tuple[str, ...]) -> Callable[[], object]:
     model, planner = make_model(), MCTS(action=ACTION, simulations=SIMULATIONS, rule=rule)
     planner.attach(MuZeroSimulator(model=model, discount=0.997))
-    parts = {"planner": planner, "model": model}
-    enable({name: parts[name] for name in fast}, device=torch.device("cpu"), mode="auto")
+    enable({"planner": planner}, device=torch.device("cpu"), mode="auto")
+    planner.kernels = {method: kernel for method, kernel in planner.kernels.items() if method in fast}
     with torch.no_grad():
         root = model.initial({"vector": torch.randn(ROOTS, 8)})
     return lambda: planner.search(root, explore=True)

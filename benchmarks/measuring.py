@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,16 @@ def device_name() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
-def write_record(name: str, record: dict[str, Any]) -> None:
+def add_writing(parser: argparse.ArgumentParser) -> None:
+    """Options of a benchmark whose figures may be kept."""
+    parser.add_argument("--write", metavar="NAME", help="write results/speed/NAME.json")
+    parser.add_argument("--note", help="what a reader of the file must know: what ran beside it, say")
+
+
+def write_record(name: str, record: dict[str, Any], note: str | None = None) -> None:
     """results/speed/NAME.json: what was measured, with the versions that it was measured on."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     record = {"name": name, "torch": torch.__version__, "commit": git_commit(), **record}
+    if note is not None:
+        record["note"] = note
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")

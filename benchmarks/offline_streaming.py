@@ -3,7 +3,8 @@
     python benchmarks/offline_streaming.py --gigabytes 10 --folder /tmp/streaming
 
 Writes a dataset folder of synthetic pictures, draws batches from it, and compares with memcpy of as many random windows
-out of the page cache, and out of its own memory. The dataset is removed at the end.
+out of the page cache, and out of its own memory. The dataset is removed at the end. Writes
+results/speed/offline_streaming.json.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import mmap
+import platform
 import resource
 import shutil
 import time
@@ -19,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from gymnasium import spaces
+from measuring import write_record
 
 from rl_lab.data_sources.base import SourceContext
 from rl_lab.data_sources.offline import OfflineSource
@@ -48,7 +51,9 @@ def main() -> None:
         started = time.perf_counter()
         write_dataset(path, pictures(episodes), Attributes())
         written = time.perf_counter() - started
-        print(json.dumps({"episodes": episodes, "write_s": round(written, 1), **measure(path, options)}, indent=1))
+        figures = {"episodes": episodes, "write_s": round(written, 1), **measure(path, options)}
+        print(json.dumps(figures, indent=1))
+        write_record("offline_streaming", {"machine": platform.machine(), **figures})
     finally:
         shutil.rmtree(options.folder, ignore_errors=True)
 

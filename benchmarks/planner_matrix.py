@@ -15,7 +15,10 @@ import json
 import platform
 import subprocess
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +61,7 @@ PLANNERS: dict[str, dict[str, Any]] = {
     "mppi": SAMPLING | {"std": 1.0},
     "gradient": {"restarts": 8, "iterations": 8, "init_std": 1.5},
     "policy_guided": SAMPLING | {"elites": 8, "policy_samples": 8},
+    "mcts": {"simulations": 64},
 }
 # MPPI's temperature is in units of the return: a step of CartPole pays 1 whatever is done, one of Pendulum up to -16.
 # Pendulum's torques are worth trying for longer than a step.
@@ -68,13 +72,17 @@ BY_ENVIRONMENT: dict[str, dict[str, dict[str, Any]]] = {
         "cem": {"noise_beta": 1.0},
         "mppi": {"temperature": 0.3, "noise_beta": 1.0},
         "policy_guided": {"noise_beta": 1.0},
+        "mcts": {"sampled_actions": 8},
     },
 }
+# Equations have neither policy nor value: the tree search follows random actions from new nodes on.
+TREE_IN_EQUATIONS = {"prior": "uniform", "leaf_value": "rollout", "rollout_length": 15}
 
 
 def settings(model: Model, planner: str) -> list[str]:
     """key=value of a cell's planner."""
     merged = PLANNERS[planner] | model.settings | BY_ENVIRONMENT[model.environment].get(planner, {})
+    merged |= TREE_IN_EQUATIONS if (planner, model.name) == ("mcts", "Known equations") else {}
     return [f"{key}={value}" for key, value in merged.items()]
 
 
@@ -127,6 +135,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write the result; cells that it has already are kept")
     parser.add_argument("--column", choices=sorted({model.name for model in MODELS}), help="measure these cells anew")
     parser.add_argument("--row", nargs="+", choices=(OWN, *PLANNERS), default=[], help="measure these cells anew")
+    parser.add_argument("--jobs", type=int, default=1, help="models that are trained at a time")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     before = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {}
@@ -134,7 +143,10 @@ def main() -> None:
     for entry in cells.values():  # measured before: with the commit of then
         entry.setdefault("commit", before.get("commit"))
     models = {(entry["environment"], entry["model"]): entry for entry in before.get("models", [])}
-    for model in (model for model in MODELS if asked.column in (None, model.name)):
+    chosen = [model for model in MODELS if asked.column in (None, model.name)]
+    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
+        list(pool.map(partial(trained, run_root=asked.run_root), chosen))
+    for model in chosen:
         run = trained(model, asked.run_root)
         models[model.environment, model.name] = model_facts(model, run)
         for planner in (OWN, *PLANNERS):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import device_name, synchronize, write_record
+from measuring import add_writing, device_name, synchronize, write_record
 
 from rl_lab.data_sources.base import SourceContext
 from rl_lab.data_sources.replay import SequenceReplay
@@ -23,6 +23,7 @@ from rl_lab.experiment.device import resolve_device, resolve_precision, set_thre
 from rl_lab.experiment.dims import fill_dims
 from rl_lab.experiment.model import build_model
 from rl_lab.experiment.parts import build_optimizers
+from rl_lab.kernels import registry
 from rl_lab.records import FieldSpec, RecordBlock
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import PhaseView, WorkflowContext
@@ -42,11 +43,13 @@ def make_workflow(size: str, state: int, actions: int, *, precision: str, compil
     resolved = resolve(config)
     model = build_model(resolved, device)
     assert isinstance(model.workflow, TDMPC2)
+    autocast_dtype = resolve_precision(precision, device)
+    registry.enable(model.modules, device=device, dtype=autocast_dtype or torch.float32)
     context = WorkflowContext(
         config=resolved, device=device, seed=0, observation_spec=model.observation_spec,
         action_spec=model.action_spec, components=model.components, controllers=model.controllers,
         optimizers=build_optimizers(resolved, model.builder, model.modules),
-        compile=compile_ and device.type == "cuda", autocast_dtype=resolve_precision(precision, device),
+        compile=compile_ and device.type == "cuda", autocast_dtype=autocast_dtype,
     )  # fmt: skip
     model.workflow.initialize(context)
     return model.workflow
@@ -152,7 +155,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=10.0, help="of the end-to-end measurement")
     parser.add_argument("--eager", action="store_true", help="neither compiled nor captured")
-    parser.add_argument("--write", metavar="NAME", help="write results/speed/NAME.json")
+    add_writing(parser)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     start = time.perf_counter()
@@ -184,7 +187,7 @@ def main() -> None:
     }  # fmt: skip
     print(json.dumps(record, indent=1))
     if arguments.write:
-        write_record(arguments.write, record)
+        write_record(arguments.write, record, arguments.note)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,15 @@ import re
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
+from beside import atari_table as atari_scores_table
+from beside import control_table
 from curves import curves_table, draw_curves, published
+from planning_tables import detour_table, diffusion_planner_table, point_maze_table
+from scores import RELIABILITY, scores_table
+from world_models_tables import backends_table, car_racing_table, generation_table, temperature_table
 
 from rl_lab.environments.settings import AtariSettings, EnvironmentSettings
 from rl_lab.experiment.registry import OWN_CONFIGS
@@ -23,7 +28,6 @@ from rl_lab.experiment.settings import SECTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 BESIDE_SB3 = ("ppo_cartpole", "dqn_cartpole")
-RELIABILITY = "reliability.json"
 MATRIX_TASKS = ("CartPole-v1", "Pendulum-v1")
 
 
@@ -51,7 +55,8 @@ def contents() -> dict[str, str]:
     sections: dict[str, type] = {**SECTIONS, "environment": EnvironmentSettings, "atari": AtariSettings}
     parts = {f"settings {name}": settings_table(cls) for name, cls in sections.items()}
     speed = ROOT / "results" / "speed"
-    parts |= {"scores": scores_table(ROOT / "results"), "speed": speed_table(speed)}
+    parts |= {"scores": scores_table(ROOT / "results"), "scores marked": scores_table(ROOT / "results", marked=True)}
+    parts |= {"speed": speed_table(speed), "beside control": control_table(), "beside atari": atari_scores_table()}
     parts |= {f"curves {page}": curves_table(page) for page in published()}
     parts |= {"speed cpu": cpu_table(speed / "dreamer_v3_cpu.json")}
     parts |= {"ablation": ablation_table(speed / "ablation.json")}
@@ -64,6 +69,14 @@ def contents() -> dict[str, str]:
     }
     parts |= {"pendulum optimum": optimum_table(ROOT / "results" / "matrix" / "pendulum.json")}
     parts |= {f"speed {name}": side_by_side_table(speed / f"{name}.json") for name in BESIDE_SB3}
+    parts |= {"point maze": point_maze_table(ROOT / "results"), "detour": detour_table(ROOT / "results")}
+    parts |= {"diffusion planner": diffusion_planner_table(ROOT / "results" / "matrix" / "diffusion_planner.json")}
+    parts |= {
+        "world models temperatures": temperature_table(ROOT / "results" / "og_wm_dream_temperatures.json"),
+        "world models car racing": car_racing_table(ROOT / "results"),
+        "speed evolution": generation_table(speed / "evolution.json"),
+        "speed car racing": backends_table(speed / "car_racing.json"),
+    }
     parts |= {"reliability": reliability_table(ROOT / "results" / RELIABILITY)}
     parts |= {"soak": soak_table(ROOT / "results" / "soak")}
     return parts | {"cartpole": experiment_file("dreamer_v3_cartpole")}
@@ -112,19 +125,6 @@ def experiment_file(name: str) -> str:
 # Results --------------------------------------------------------------------------------------------------------------
 
 
-# Overrides that say how a run is watched, kept and fed, not what is learned: the file has them, the table does not.
-_HOW = (
-    "logging.",
-    "checkpoint.every=",
-    "evaluation.video=",
-    "evaluation.imagination=",
-    "evaluation.final_episodes=",
-    "evaluation.num_envs=",
-    "environment.workers=",
-    "training.overlap=",
-)
-
-
 def reliability_table(path: Path) -> str:
     """The counts of the last campaign of `make torture`."""
     if not path.is_file():
@@ -151,49 +151,6 @@ def soak_table(folder: Path) -> str:
                      str(result["evaluations"]), *held])  # fmt: skip
     heads = ["Device", "Minutes", "Env steps", "Updates", "Evaluations", "MiB", "MiB on the GPU", "Handles", "Threads"]
     return _table(heads, rows) if rows else "None is recorded yet: `make torture SOAK=60` makes one."
-
-
-def scores_table(folder: Path) -> str:
-    """One row for each file that `rl-lab reproduce` wrote."""
-    rows = []
-    for path in sorted(folder.glob("*.json")):
-        if path.name == RELIABILITY:
-            continue
-        result = json.loads(path.read_text(encoding="utf-8"))
-        runs, protocol = result["rows"], result["protocol"]
-        low, high = result["ci95"]
-        interval = f" [{low:.1f}, {high:.1f}]" if len(runs) > 1 else ""
-        shown = [line for line in result["overrides"] if not line.startswith(_HOW)]
-        rows.append(
-            [
-                " ".join(f"`{word}`" for word in [result["experiment"], *shown]),
-                protocol["environment"],
-                f"{runs[0]['env_steps']:,}",
-                f"{result['iqm']:.1f}{interval}",
-                ", ".join(f"{run['return_mean']:.1f}" for run in runs),
-                str(protocol["episodes"]),
-                *_time_and_device(runs),
-            ]
-        )
-    if not rows:
-        return "No scores are recorded yet: `rl-lab reproduce` writes them."
-    head = [
-        "Experiment",
-        "Environment",
-        "Env steps",
-        "IQM [95 %]",
-        "Return of each seed",
-        "Episodes a seed",
-        "Time a seed",
-        "Device",
-    ]
-    return _table(head, rows)
-
-
-def _time_and_device(runs: list[dict[str, Any]]) -> list[str]:
-    """The median time of a seed; where the seeds ran on several kinds of device, one for each."""
-    times = {run["device"]: [own["wall_s"] for own in runs if own["device"] == run["device"]] for run in runs}
-    return [", ".join(f"{median(own) / 60:.1f} min" for own in times.values()), ", ".join(map(str, times))]
 
 
 def side_by_side_table(path: Path) -> str:
@@ -271,8 +228,10 @@ def ablation_table(path: Path) -> str:
     rows = []
     for row in _rows(path):
         saved = [f"{name.removeprefix('without ')} {share:.0%}" for name, share in row["share"].items()]
-        rows.append([f"`{row['overrides'][0]}`", f"{row['ms']['as it is']:.1f} ms", "; ".join(saved) or "no kernel"])
-    return _table(["Experiment", "Turn of the loop", "Time saved by"], rows) if rows else "Not recorded yet."
+        turn = f"{row['ms']['as it is']:.1f} ms"
+        rows.append([f"`{row['overrides'][0]}`", row["device"], turn, "; ".join(saved) or "no kernel"])
+    head = ["Experiment", "Device", "Turn of the loop", "Time saved by"]
+    return _table(head, rows) if rows else "Not recorded yet."
 
 
 def atari_table(path: Path) -> str:

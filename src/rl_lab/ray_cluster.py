@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import socket
 import sys
 from dataclasses import dataclass
 from importlib import metadata
@@ -13,6 +14,10 @@ from typing import Any
 from rl_lab.errors import ConfigError, RLLabError
 
 PACKAGES = ("rl-lab", "torch", "numpy", "gymnasium")  # a node with another of these would give another run
+
+_HOW_TO_START = (
+    "Start one with `ray start --head` and give its address as host:port, or leave it at null for one on this machine."
+)
 
 
 class RayError(RLLabError):
@@ -28,16 +33,27 @@ def connect(address: str | None, *, place: str) -> Any:
         raise ConfigError(f"{place}: Ray is not installed: pip install 'rl-lab[ray]'") from error
     if ray.is_initialized():
         return ray
+    _require_listening(address, place)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         ray.init(address or "local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         where = address or "local"
         raise RayError(
-            f"{place}={where}: the Ray cluster cannot be reached ({_first_line(error)}). Start one with `ray start "
-            "--head`, give its address as host:port, or leave the address at null for one on this machine."
+            f"{place}={where}: the Ray cluster cannot be reached ({_first_line(error)}). {_HOW_TO_START}"
         ) from error
     return ray
+
+
+def _require_listening(address: str | None, place: str) -> None:
+    """Ray itself would try for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=5.0).close()
+    except OSError as error:
+        raise RayError(f"{place}={address}: the Ray cluster cannot be reached ({error}). {_HOW_TO_START}") from error
 
 
 def result(task: Any) -> Any:

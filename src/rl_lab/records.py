@@ -207,6 +207,7 @@ class Illustration:
     text: str  # what to look for
     rows: list[tuple[str, np.ndarray]]  # label, images [columns, height, width, channels]
     film: np.ndarray | None = None  # [time, height, width, channels]
+    cell: int = 84  # pixels of an image in the picture
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,8 @@ class SearchedDecision:
     prior: np.ndarray  # [action] the network's policy
     policy: np.ndarray  # [action] the search's
     q: np.ndarray  # [action] NaN where an action was never tried
+    names: list[str]  # of the root's actions: their class, or the value of a sampled number
+    line_names: list[str]  # of the actions along the principal line; the first alone where nodes sample their own
 
 
 @dataclass(frozen=True)

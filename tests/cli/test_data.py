@@ -71,6 +71,7 @@ def test_inspect_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "constant entries: 1" in text
     assert "seem to LEAD to their observation" in text
     assert "data:image/png;base64" in page.read_text()
+    assert "recorded from" in page.read_text()
 
 
 def test_convert_and_merge(demos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

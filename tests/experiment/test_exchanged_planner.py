@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.components.planner_models import make_planner
 from tests.overrides import QUIET
+from tests.packaged import adjusted
 from tests.workflows.dreamer_family import make_v1, make_v2
 from tests.workflows.dreamer_parts import CONTINUOUS, make_dreamer
 from tests.workflows.tdmpc_parts import make_workflow
@@ -21,6 +23,7 @@ from tests.workflows.test_mpc import make_mpc
 from rl_lab.components.controller_manager import ControllerManager
 from rl_lab.components.planners.cem import CEM
 from rl_lab.components.planners.diffusion import DiffusionPlanner
+from rl_lab.components.planners.diffusion_prior import DiffusionPrior
 from rl_lab.components.planners.gradient import GradientPlanner
 from rl_lab.components.planners.policy_guided import PolicyGuided
 from rl_lab.errors import CheckpointError, ConfigError
@@ -29,6 +32,7 @@ from rl_lab.experiment.evaluate import evaluate_run
 from rl_lab.experiment.train import run_training
 from rl_lab.orchestration.checkpoint import Checkpoint
 from rl_lab.orchestration.run_state import agent_state, load_agent
+from rl_lab.specs import ActionSpec, ObservationSpec
 
 SMALL = ["horizon=2", "samples=4", "elites=2", "iterations=1"]
 
@@ -126,11 +130,17 @@ def test_an_rssm_has_all_that_planners_ask_for() -> None:
     assert plan.is_finite.all()
 
 
+@pytest.mark.parametrize("prior", ["gaussian", "learned"])
 @pytest.mark.parametrize("steering", ["smc", "gradient", "annealed"])
 @pytest.mark.parametrize("model", ["analytic", "ensemble", "rssm", "tdmpc2"])
-def test_the_diffusion_planner_plans_in_every_model(model: str, steering: str) -> None:
-    """Known equations, an ensemble, an RSSM and a TD-MPC latent; all three ways of steering, in inference mode."""
-    settings = {"horizon": 3, "samples": 6, "steps": 3, "scored": 2, "steering": steering}
+def test_the_diffusion_planner_plans_in_every_model(model: str, steering: str, prior: str) -> None:
+    """Known equations, an ensemble, an RSSM and a TD-MPC latent; all three ways of steering, in inference mode; with a
+    learned prior too, which annealing has no use for."""
+    settings: dict[str, Any] = {"horizon": 3, "samples": 6, "steps": 3, "scored": 2, "steering": steering}
+    if prior == "learned":
+        if steering == "annealed":
+            return
+        settings["prior"] = small_prior(model)
     if model == "rssm":
         workflow = planning_dreamer(DiffusionPlanner, **settings)
     elif model == "analytic":
@@ -148,6 +158,18 @@ def test_the_diffusion_planner_plans_in_every_model(model: str, steering: str) -
     torch.testing.assert_close(plan.weights.sum(1), torch.ones(2, dtype=plan.weights.dtype))
     assert ((plan.effective_samples >= 0.999) & (plan.effective_samples <= 6.001)).all()
     assert (np.abs(action) <= 1.0).all()
+
+
+def small_prior(model: str) -> DiffusionPrior:
+    """Untrained, for the observations and actions of that model's test."""
+    sizes = {"analytic": 3, "rssm": 4}
+    spec = {"vector": ObservationSpec("vector", (sizes[model],), "float32")} if model in sizes else None
+    action = {"analytic": ActionSpec("continuous", (1,)), "rssm": CONTINUOUS}.get(model)
+    if spec is None or action is None:
+        context = (make_mbmpc(TORQUE) if model == "ensemble" else make_workflow()).context
+        spec, action = dict(context.observation_spec), context.action_spec
+    settings = {"observation": spec, "action": action, "horizon": 3, "network_settings": {"units": 8, "layers": 1}}
+    return DiffusionPrior(**adjusted("controllers/priors/diffusion", **settings))
 
 
 @pytest.mark.parametrize(("make", "includes"), [(make_v1, True), (make_v2, True), (make_dreamer, False)])

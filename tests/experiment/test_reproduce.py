@@ -133,3 +133,15 @@ def test_without_a_trained_seed_nothing_is_written(tmp_path: Path, monkeypatch: 
 def test_seeds_are_ranges_and_lists(text: str, seeds: list[int]) -> None:
     """As people write them."""
     assert parse_seeds(text) == seeds
+
+
+def test_a_row_keeps_the_shares_of_outcomes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[str]
+) -> None:
+    """Where an environment's last `info` has flags, such as which way an obstacle was passed."""
+    monkeypatch.chdir(tmp_path)
+    overrides = ["environment.id=rl_lab/Detour-v0", "training.total_timesteps=40", *QUIET]
+    path = reproduce("random", overrides=overrides, seeds=[0], episodes=3, results=tmp_path, say=lambda text: None)
+    (row,) = json.loads(path.read_text())["rows"]
+    assert row["shares"].keys() == {"above", "success"}
+    assert row["shares"]["success"] == row["return_mean"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -103,5 +104,5 @@ def test_optimizer(device: str) -> None:
             self.weights.mul_(0.99)
             super().step(loss=loss)
 
-    assert_changes("step", calls, device, optimizer=lambda parameters: Decaying(parameters, lr=1e-2, clip=10.0))
+    assert_changes("step", calls, device, optimizer=partial(Decaying, lr=1e-2, eps=1e-8, clip=10.0))
     assert_differ(results(device), results(device, optimizer=torch.optim.SGD), "torch's optimiser")

@@ -170,6 +170,8 @@ PARTS: dict[str, tuple[str, ...]] = {
 CASES = [
     *(("v3", part, method) for part in PARTS for method in PARTS[part]),
     *((family, "rssm", method) for family in FAMILIES if family != "v3" for method in WORLD_MODEL),
+    *((family, "rssm", "observe") for family in ("v3", "v1", "planet")),
+    *((family, "rssm", "imagine") for family in ("v3", "v2", "v1")),
     *((family, "policy", method) for family in ("v2", "v1") for method in PARTS["policy"]),
     ("v3", "return_normalizer", "forward"),
     ("v3_2023", "critic", "loss"),
@@ -186,11 +188,43 @@ def test_parts(path: str, family: str, part: str, method: str) -> None:
     check(path, family, subclassed(part, method, calls), calls, f"{part}.{method}")
 
 
+ACTING = [
+    *(("v3", part, method) for part, methods in PARTS.items() if part in ("encoder", "policy") for method in methods),
+    *((family, "rssm", method) for family in ("v3", "planet") for method in ("advance", "posterior", "sample")),
+    ("planet", "rssm", "prior"),
+    ("planet", "reward", "mean"),
+]
+
+
+def actions(workflow: Any) -> dict[str, Tensor]:
+    """What is done for some observations, and the state after it, twice: the second call replays a captured graph."""
+    generator = torch.Generator().manual_seed(0)
+    state = workflow.initial_state(3)
+    for seed in (1, 2):
+        seen = {
+            key: torch.rand(3, *spec.shape, generator=generator).numpy()
+            for key, spec in workflow.context.observation_spec.items()
+        }
+        torch.manual_seed(seed)
+        action, state = workflow.act(seen, state, mode="train")
+    return {"action": torch.as_tensor(action)} | {name: value.cpu() for name, value in state.items()}
+
+
+@pytest.mark.parametrize(("family", "part", "method"), ACTING)
+def test_acting(path: str, family: str, part: str, method: str) -> None:
+    """Filtering and choosing, or planning in the model."""
+    calls: list[str] = []
+    changed = actions(make(path, family, subclassed(part, method, calls)))
+    assert calls
+    assert_differ(changed, actions(make(path, family)), f"{part}.{method}")
+
+
 LOSSES = [
     *((family, name) for family in ("v3", "v1") for name in ("losses", "world_model_losses", "behaviour_losses")),
     *((family, name) for family in ("v3_2023", "v2") for name in ("world_model_losses", "behaviour_losses")),
-    *(("v1", name) for name in ("filter", "dream", "predictions", "total")),
-    *(("v3", name) for name in ("replay_losses", "value_loss", "encode", "dream", "value_logits", "policy_params")),
+    *(("v1", name) for name in ("filter", "dream", "predictions", "total", "dreamt_action")),
+    *(("v3", name) for name in ("replay_losses", "value_loss", "encode", "dream", "dreamt_action")),
+    *(("v3", name) for name in ("value_logits", "policy_params")),
     *(("planet", name) for name in ("losses", "world_model_losses", "overshooting_loss", "prediction_losses")),
 ]  # fmt: skip
 

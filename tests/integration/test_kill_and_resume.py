@@ -23,6 +23,15 @@ CARTPOLE_CLOCKS = ("logging.every=20", "checkpoint.every=60", "evaluation.every=
 SLOW_CLOCKS = ("logging.every=10", "checkpoint.every=30", "evaluation.every=100", "training.total_timesteps=160")
 DISK = ("data_sources.replay.storage=disk",)
 ONE_STEP = ("environment.num_envs=1",)
+# DQN on its replay, on rollouts of the known equations from there, and on demonstrations.
+MIXED_DATA = (
+    "+experiment=dqn_cartpole_imagined", "training.total_timesteps=1200", "data_sources.replay.start_after=100",
+    "+data_sources.demos={_target_: rl_lab.data_sources.offline.OfflineSource, path: null}",
+    "data_sources.demos.expert={name: cartpole, episodes: 2}", "data_sources.mixture.parts.demos=0.2",
+    "evaluation.episodes=1", "evaluation.final_episodes=1", "evaluation.select=last", "checkpoint.best=null",
+    "evaluation.video=false", "logging.console=off", "logging.tensorboard=false", "logging.every=40",
+    "checkpoint.every=100", "training.phases.0.workflow_hooks.2.evaluate.every=500",
+)  # fmt: skip
 
 
 def command(*overrides: str) -> list[str]:
@@ -74,8 +83,9 @@ def train_with_kills(root: Path, overrides: tuple[str, ...], kills: int, longest
 
 
 def check(
-    tmp_path: Path, overrides: tuple[str, ...], *, kills: int, longest: float, seed: int, least_hits: int = 1
-) -> None:
+    tmp_path: Path, overrides: tuple[str, ...], *, kills: int, longest: float, seed: int, least_hits: int = 1,
+    learned: str = "train/loss/total",
+) -> None:  # fmt: skip
     with (tmp_path / "errors.txt").open("w+") as errors:
         start = command(*overrides, f"run_root={tmp_path / 'whole'}")
         with subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=errors) as never_killed:
@@ -86,7 +96,7 @@ def check(
     whole = run_folder(tmp_path / "whole")
     assert whole is not None
     expected = rows(whole)
-    assert any("train/loss/total" in row for row in expected), "the run must have learned something"
+    assert any(learned in row for row in expected), "the run must have learned something"
     assert any("eval/return_mean" in row for row in expected)
     killed = run_folder(tmp_path / "killed")
     assert killed is not None
@@ -99,6 +109,12 @@ def test_cartpole_killed_twice(tmp_path):
     """The short version: CartPole, RAM replay, in-process environments."""
     overrides = (*SMALL_DREAMER, *CARTPOLE, *CARTPOLE_CLOCKS, "training.total_timesteps=240")
     check(tmp_path, overrides, kills=2, longest=2.0, seed=0)
+
+
+@pytest.mark.learning
+def test_offline_imagined_and_mixed_data_killed(tmp_path):
+    """All three sources in one run: the draws of each, the rollouts and the shares go on where they stopped."""
+    check(tmp_path, MIXED_DATA, kills=3, longest=3.0, seed=3, learned="train/loss/td")
 
 
 @pytest.mark.learning

@@ -130,30 +130,12 @@ def make_model(action: ActionSpec, *, norm: bool) -> MuZeroModel:
 
 
 @pytest.mark.parametrize("norm", [True, False])
-def test_muzeros_step_is_that_of_its_networks(norm: bool) -> None:
-    """Latent, reward, policy and value; and a layer that was replaced takes the plain path by itself."""
-    torch.manual_seed(0)
-    model = make_model(ActionSpec("discrete", (1,), (ACTIONS,)), norm=norm)
-    with torch.no_grad():
-        state = model.initial({"vector": torch.randn(7, 4)})
-        action = torch.eye(ACTIONS)[torch.randint(0, ACTIONS, (7,))]
-        plain = model.stepper()(state, action)
-        decisions = enable({"model": model}, device=torch.device("cpu"), mode="auto")
-        assert [str(decision) for decision in decisions] == ["model.stepper: cpu kernel"]
-        fast = model.stepper()(state, action)
-    torch.testing.assert_close(fast[0].latent, plain[0].latent, rtol=1e-4, atol=1e-5)
-    for one, other in zip(fast[1:], plain[1:], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
-    model.dynamics.trunk[0].register_forward_hook(lambda *_: None)
-    assert model.stepper() == model._expand
-
-
 @pytest.mark.parametrize("rule", ["puct", "gumbel"])
-def test_a_compiled_search_in_muzeros_model_grows_the_trees_of_the_plain_one(rule: str) -> None:
+def test_a_compiled_search_in_muzeros_model_grows_the_trees_of_the_plain_one(rule: str, norm: bool) -> None:
     """Values differ in their last digits, so single trees may part where scores are almost equal; most must not."""
     torch.manual_seed(1)
     action = ActionSpec("discrete", (1,), (ACTIONS,))
-    model = make_model(action, norm=True)
+    model = make_model(action, norm=norm)
     plain, fast = (MCTS(action=action, simulations=20, rule=rule, players=2) for _ in "ab")
     for planner in (plain, fast):
         planner.attach(MuZeroSimulator(model=model, discount=0.9))
@@ -163,10 +145,28 @@ def test_a_compiled_search_in_muzeros_model_grows_the_trees_of_the_plain_one(rul
     legal = torch.rand(64, ACTIONS) < 0.7
     legal[:, 0] = True
     expected = plain.search(state, noise=noise, legal=legal)
-    enable({"planner": fast, "model": model}, device=torch.device("cpu"), mode="auto")
+    enable({"planner": fast}, device=torch.device("cpu"), mode="auto")
     found = fast.search(state, noise=noise, legal=legal)
     same = (found.tree.child == expected.tree.child).flatten(1).all(1)
     assert same.float().mean() > 0.9
-    torch.testing.assert_close(found.value[same], expected.value[same], rtol=1e-3, atol=1e-3)
+    for name in ("value", "reward", "logits", "prior", "returns"):
+        one, other = getattr(found.tree, name)[same], getattr(expected.tree, name)[same]
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=5e-3)  # float32 in the plain inverse transform
     torch.testing.assert_close(found.policy[same], expected.policy[same], rtol=1e-3, atol=1e-3)
     assert found.visits.sum(-1).eq(20).all()
+
+
+def test_a_layer_that_was_replaced_is_searched_by_its_plain_forward() -> None:
+    """The compiled search asks at each search whether the model is still the one that it knows."""
+    model = make_model(ActionSpec("discrete", (1,), (ACTIONS,)), norm=True)
+    planner = MCTS(action=ActionLayout(0, (ACTIONS,)), simulations=6)
+    planner.attach(MuZeroSimulator(model=model, discount=0.9))
+    enable({"planner": planner}, device=torch.device("cpu"), mode="auto")
+    state, calls = model.initial({"vector": torch.randn(2, 4)}), []
+    state = state._replace(latent=state.latent.detach())
+    hook = model.dynamics.trunk[0].register_forward_hook(lambda *_: calls.append(1))
+    planner.search(state)
+    assert len(calls) == 6
+    hook.remove()
+    planner.search(state)
+    assert len(calls) == 6

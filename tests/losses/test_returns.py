@@ -10,7 +10,6 @@ from rl_lab.losses.returns import (
     first_n_step_return,
     lambda_returns,
     masked_discount,
-    n_step_returns,
     recursive_returns,
 )
 
@@ -64,13 +63,6 @@ def check(got: Tensor, batch: dict[str, Tensor], reference: object) -> None:
     torch.testing.assert_close(got[rows, columns], expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("n", [1, 3, 50])
-def test_n_step(batch: dict[str, Tensor], n: int) -> None:
-    live = masked_discount(batch["is_terminal"], DISCOUNT)
-    returns = n_step_returns(batch["reward"], live, batch["is_last"], batch["value"], n)
-    check(returns, batch, lambda row, t: n_step(batch, row, t, n))
-
-
 def test_lambda_mixes_n_step_returns(batch: dict[str, Tensor]) -> None:
     """At truncations the return bootstraps from the last record's value; at terminations from nothing."""
     live = masked_discount(batch["is_terminal"], DISCOUNT)
@@ -110,24 +102,21 @@ def test_recursive_form_covers_the_older_convention() -> None:
 
 def test_time_major_equals_batch_first(batch: dict[str, Tensor]) -> None:
     live = masked_discount(batch["is_terminal"], DISCOUNT)
-    arguments = (batch["reward"], live, batch["is_last"], batch["value"])
+    arguments = (batch["reward"], live, batch["value"])
     swapped = tuple(x.T for x in arguments)
-    torch.testing.assert_close(n_step_returns(*swapped, 3, dim=0).T, n_step_returns(*arguments, 3))
+    torch.testing.assert_close(lambda_returns(*swapped, dim=0).T, lambda_returns(*arguments))
 
 
-@pytest.mark.parametrize("n", [1, 2, 5])
-def test_the_first_n_step_return_is_that_of_the_general_function(n: int) -> None:
-    """Where only the first state's return is wanted, one value is enough: that of the record where it ends."""
-    generator = torch.Generator().manual_seed(n)
-    reward = torch.randn(200, n + 1, generator=generator)
-    value = torch.randn(200, n + 1, generator=generator)
-    is_last = torch.rand(200, n + 1, generator=generator) < 0.3
-    live = masked_discount(is_last & (torch.rand(200, n + 1, generator=generator) < 0.5), 0.9)
-    ends = is_last[:, 1:].clone()
+@pytest.mark.parametrize("n", [1, 2, 5, 11])
+def test_the_n_step_return_of_the_first_state(batch: dict[str, Tensor], n: int) -> None:
+    """One value is enough: that of the record where the return ends."""
+    batch = {name: values[:, : n + 1] for name, values in batch.items()}
+    live = masked_discount(batch["is_terminal"], DISCOUNT)
+    ends = batch["is_last"][:, 1:].clone()
     ends[:, -1] = True
-    bootstrap = value.gather(1, 1 + ends.int().argmax(1, keepdim=True))[:, 0]
-    expected = n_step_returns(reward, live, is_last, value, n)[:, 0]
-    torch.testing.assert_close(first_n_step_return(reward, live, is_last, bootstrap), expected)
+    bootstrap = batch["value"].gather(1, 1 + ends.int().argmax(1, keepdim=True))[:, 0]
+    returns = first_n_step_return(batch["reward"], live, batch["is_last"], bootstrap)
+    torch.testing.assert_close(returns, torch.tensor([n_step(batch, row, 0, n) for row in range(len(returns))]))
 
 
 @pytest.mark.parametrize("dim", [0, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def learn(model: nn.Module, optimizer: FlatAdam, updates: int, *, seed: int = 0,
 def test_equals_torch(clip: float | None) -> None:
     """The same weights as torch.optim.Adam after clip_grad_norm_, over many updates."""
     ours, theirs = network(), network()
-    flat = FlatAdam(ours.parameters(), lr=3e-3, clip=clip)
+    flat = FlatAdam(ours.parameters(), lr=3e-3, eps=1e-8, clip=clip)
     plain = torch.optim.Adam(theirs.parameters(), lr=3e-3)
     learn(ours, flat, 40)
     generator = torch.Generator().manual_seed(0)
@@ -47,7 +48,7 @@ def test_equals_torch(clip: float | None) -> None:
 def test_a_bad_update_is_left_out() -> None:
     """NaN in the gradient, or only in the loss: weights, moments and count stay."""
     model = network()
-    optimizer = FlatAdam(model.parameters(), lr=1e-2, clip=1.0)
+    optimizer = FlatAdam(model.parameters(), lr=1e-2, eps=1e-8, clip=1.0)
     learn(model, optimizer, 3)
     before = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
     learn(model, optimizer, 1, scale=float("nan"))
@@ -64,7 +65,9 @@ def test_weight_decay_is_not_scaled_by_the_learning_rate() -> None:
     plain, decayed = nn.Linear(3, 2), nn.Linear(3, 2)
     decayed.load_state_dict(plain.state_dict())
     start = plain.weight.detach().clone()
-    one, two = FlatAdam(plain.parameters(), lr=1e-2), FlatAdam(decayed.parameters(), lr=1e-2, weight_decay=1e-3)
+    plain_settings: dict[str, Any] = {"lr": 1e-2, "eps": 1e-8, "clip": None}
+    one = FlatAdam(plain.parameters(), **plain_settings)
+    two = FlatAdam(decayed.parameters(), **plain_settings, weight_decay=1e-3)
     for optimizer, model in ((one, plain), (two, decayed)):
         optimizer.zero_grad()
         (model.weight.sum() + model.bias.sum()).backward()
@@ -80,7 +83,7 @@ def test_weight_decay_is_not_scaled_by_the_learning_rate() -> None:
 def test_a_restored_optimizer_goes_on_exactly() -> None:
     """Weights through the module, the rest through the optimiser's own state."""
     first, second = network(), network(1)
-    one, two = FlatAdam(first.parameters(), clip=1.0), FlatAdam(second.parameters(), clip=1.0)
+    one, two = (FlatAdam(model.parameters(), lr=1e-3, eps=1e-8, clip=1.0) for model in (first, second))
     learn(first, one, 5)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     two.load_state_dict(copy.deepcopy(one.state_dict()))
@@ -92,6 +95,8 @@ def test_a_restored_optimizer_goes_on_exactly() -> None:
 def test_complaints() -> None:
     """Settings that cannot work, and the state of another model."""
     with pytest.raises(ConfigError, match="lr=0"):
-        FlatAdam(network().parameters(), lr=0.0)
+        FlatAdam(network().parameters(), lr=0.0, eps=1e-8, clip=None)
+    models = nn.Linear(50, 50), network()
+    one, other = (FlatAdam(model.parameters(), lr=1e-3, eps=1e-8, clip=None) for model in models)
     with pytest.raises(CheckpointError, match="does not fit"):
-        FlatAdam(nn.Linear(50, 50).parameters()).load_state_dict(FlatAdam(network().parameters()).state_dict())
+        one.load_state_dict(other.state_dict())

@@ -54,7 +54,7 @@ def make_dqn(
     context = WorkflowContext(
         config={}, device=torch.device(device), seed=seed, observation_spec=observation, action_spec=action,
         components={"frame_stack": frames, "target": slow}, controllers=ControllerManager({"q": q}),
-        optimizers={"main": optimizer(trained) if optimizer else FlatAdam(trained, lr=lr, clip=clip)},
+        optimizers={"main": optimizer(trained) if optimizer else FlatAdam(trained, lr=lr, eps=1e-8, clip=clip)},
         data_sources=sources or {}, compile=compile_,
     )  # fmt: skip
     dqn = workflow(**(packaged("workflow/dqn") | {"batch_size": 24} | hyperparameters))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import torch
 
 from rl_lab.components.controller_manager import ControllerManager
@@ -12,6 +17,7 @@ from rl_lab.components.muzero.prediction import PolicyValueNetwork
 from rl_lab.components.muzero.representation import make_representation
 from rl_lab.components.planners.mcts import MCTS
 from rl_lab.data_sources.base import DataSource
+from rl_lab.kernels.registry import enable
 from rl_lab.nn.flat_adam import FlatAdam
 from rl_lab.records import SequenceBatch
 from rl_lab.specs import ActionSpec, ObservationSpec
@@ -34,19 +40,29 @@ def make_muzero(
     planner: dict | None = None,
     limit: float = 20.0,
     lr: float = 1e-3,
+    device: str = "cpu",
+    compile_: bool = False,
+    kinds: dict[str, Callable[..., Any]] | None = None,  # other classes for some parts
     **settings,
 ) -> MuZero:
+    """With `kinds`, even empty, the parts take the kernels that suit them, as those of a run do."""
     torch.manual_seed(0)
+    chosen = {
+        "dynamics": Dynamics, "prediction": PolicyValueNetwork, "planner": MCTS, "workflow": MuZero,
+        "optimizer": partial(FlatAdam, eps=1e-8, clip=None), **(kinds or {}),
+    }  # fmt: skip
     frames = FrameStack(observation=observation, depth=depth)
     representation = make_representation(
         observation=frames.observation, latent_size=12, units=16, channels=8, mask=action.mask
     )
+    if "representation" in chosen:
+        representation.__class__ = chosen["representation"]
     shape = representation.latent_shape
-    dynamics = Dynamics(
+    dynamics = chosen["dynamics"](
         latent_shape=shape, action_size=action.encoded_size, units=16, head_units=8, bins=21, limit=10.0,
         value_prefix=value_prefix, prefix_length=2, prefix_units=8,
     )  # fmt: skip
-    prediction = PolicyValueNetwork(latent_shape=shape, action=action, units=16, head_units=8, bins=41, limit=limit)
+    prediction = chosen["prediction"](latent_shape=shape, action=action, units=16, head_units=8, bins=41, limit=limit)
     components = {"frame_stack": frames, "representation": representation, "dynamics": dynamics}
     components["prediction"] = prediction
     model_parts = [representation, dynamics]
@@ -58,14 +74,23 @@ def make_muzero(
     )
     sampled = None if action.kind == "discrete" else 4
     arguments = {"simulations": 4, "sampled_actions": sampled, "players": settings.get("players", 1)}
-    search = MCTS(action=action, **(arguments | (planner or {})))
+    search = chosen["planner"](action=action, **(arguments | (planner or {})))
+    search.to(device)
+    for part in components.values():
+        part.to(device)
+    if kinds is not None:
+        enable({**components, "planner": search}, device=torch.device(device))
     trained = [value for part in model_parts for value in part.parameters()]
     context = WorkflowContext(
-        config={}, device=torch.device("cpu"), seed=0, observation_spec=observation, action_spec=action,
-        components=components, controllers=ControllerManager({"planner": search}), data_sources=sources or {},
-        optimizers={"model": FlatAdam(trained, lr=lr), "prediction": FlatAdam(list(prediction.parameters()), lr=lr)},
+        config={}, device=torch.device(device), compile=compile_, seed=0,
+        observation_spec=observation, action_spec=action, components=components,
+        controllers=ControllerManager({"planner": search}), data_sources=sources or {},
+        optimizers={
+            "model": chosen["optimizer"](trained, lr=lr),
+            "prediction": chosen["optimizer"](list(prediction.parameters()), lr=lr),
+        },
     )  # fmt: skip
-    workflow = MuZero(**({"batch_size": 12, "unroll": 3, "td_steps": 4} | settings))
+    workflow = chosen["workflow"](**({"batch_size": 12, "unroll": 3, "td_steps": 4} | settings))
     workflow.initialize(context)
     return workflow
 
@@ -93,7 +118,7 @@ def make_batch(workflow: MuZero, *, seed: int = 0, weighted: bool = False) -> Se
     for name, field in workflow.record_specs().items():
         value = torch.rand(*shape, *field.shape, generator=generator)
         extras[name] = value / value.sum(-1, keepdim=True) if name == "search.policy" else value
-    return SequenceBatch(
+    batch = SequenceBatch(
         observation=observation,
         action=action,
         reward=torch.randn(shape, generator=generator),
@@ -104,3 +129,9 @@ def make_batch(workflow: MuZero, *, seed: int = 0, weighted: bool = False) -> Se
         indices=torch.arange(shape[0] * shape[1]).reshape(shape),
         weight=torch.rand(shape[0], generator=generator) if weighted else None,
     )
+    device = workflow.context.device
+    tensors = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+    moved = {name: value.to(device) for name, value in tensors.items() if name != "indices"}
+    for name in ("observation", "extras"):
+        moved[name] = {key: value.to(device) for key, value in getattr(batch, name).items()}
+    return replace(batch, **moved)

@@ -106,8 +106,8 @@ def make_workflow(
         config={}, device=torch.device(device), seed=0, observation_spec=observation, action_spec=action,
         components=components, controllers=ControllerManager(controllers),
         optimizers={
-            "model": FlatAdam(groups, lr=lr, clip=20.0),
-            "policy": FlatAdam(controllers["policy"].parameters(), lr=lr, clip=20.0),
+            "model": FlatAdam(groups, lr=lr, eps=1e-8, clip=20.0),
+            "policy": FlatAdam(controllers["policy"].parameters(), lr=lr, eps=1e-8, clip=20.0),
         },
         data_sources=sources or {}, compile=compile_,
     )  # fmt: skip

@@ -246,6 +246,28 @@ def test_v2_copies_its_critic():
     assert make_v1().critic.slow is None
 
 
+@pytest.mark.parametrize(("version", "stepped"), [("v1", False), ("v2", True), ("v3_2023", True)])
+def test_v2_and_v3_2023_dream_in_the_model_that_has_made_its_step(version, stepped, monkeypatch):
+    """As the originals do; v1 takes all its gradients before any step."""
+    workflow = MAKERS[version]()
+    weight = next(workflow.rssm.parameters())
+    before, seen, dream = weight.detach().clone(), [], workflow.dream
+    monkeypatch.setattr(workflow, "dream", lambda start: (seen.append(weight.detach().clone()), dream(start))[1])
+    workflow.update(batch_for(workflow), phase=PHASE)
+    assert not torch.equal(before, weight)
+    assert torch.equal(seen[0], weight if stepped else before)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "squash"),
+    [("dreamer_v2", "tanh"), ("dreamer_v2_atari", "tanh"), ("dreamer_v2_walker_walk", "none"), ("dreamer_v1", "none")],
+)
+def test_rewards_of_v2_are_squashed_but_for_control_tasks(experiment, squash):
+    """The original's default is tanh; its settings for DeepMind Control and Dreamer v1 take rewards as they are."""
+    reward = compose([f"+experiment={experiment}"]).components.reward
+    assert reward.get("squash", "none") == squash
+
+
 def test_v1_explores_with_noise():
     """N(0, 0.3) on continuous actions, cut at ±1; a random action in 30 % of the discrete ones; none in evaluation."""
     torch.manual_seed(0)

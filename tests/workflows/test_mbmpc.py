@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -35,12 +36,13 @@ def make_mbmpc(action: ActionSpec, *, guided: bool = True, **settings) -> MBMPC:
     torch.manual_seed(0)
     dynamics = GaussianDynamics(observation=OBSERVATION, action=action, members=2, elites=None, units=16, layers=1)
     outcome = LearnedOutcome(observation=OBSERVATION, action=action, units=16, layers=1)
-    controllers, optimizers = {}, {"model": FlatAdam([*dynamics.parameters(), *outcome.parameters()], lr=3e-3)}
+    adam = partial(FlatAdam, lr=3e-3, eps=1e-8, clip=None)
+    controllers, optimizers = {}, {"model": adam([*dynamics.parameters(), *outcome.parameters()])}
     if guided:
         controllers["policy"] = make_actor(action=action, feature_size=2, units=16, layers=1)
         controllers["critic"] = ScalarCritic(feature_size=2, units=16, layers=1)
         trained = [value for part in controllers.values() for value in part.parameters() if value.requires_grad]
-        optimizers["behaviour"] = FlatAdam(trained, lr=3e-3)
+        optimizers["behaviour"] = adam(trained)
         small = {"action": action, "horizon": 2, "samples": 8, "policy_samples": 2, "iterations": 1, "elites": 4}
         controllers["planner"] = make_planner(PolicyGuided, **small, discount=0.9)
     else:

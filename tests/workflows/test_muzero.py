@@ -102,7 +102,7 @@ def test_reanalysis_with_unchanged_weights_gives_what_was_stored() -> None:
     stored = {name: state[name].view(*shape, *state[name].shape[1:]) for name in (POLICY, VALUE)}
     targets, renewed = workflow.target_maker.make(replace(batch, extras=stored))
     decided = ~batch.is_last[:, : workflow.unroll + 1]
-    for name, found in renewed.fields.items():
+    for name, found in renewed.items():
         torch.testing.assert_close(found[decided], stored[name][:, : workflow.unroll + 1][decided])
     torch.testing.assert_close(targets.policy[decided], stored[POLICY][:, : workflow.unroll + 1][decided])
 
@@ -110,7 +110,7 @@ def test_reanalysis_with_unchanged_weights_gives_what_was_stored() -> None:
 def test_old_records_have_shorter_returns() -> None:
     workflow = make_muzero(correction_interval=20)
     batch = make_batch(workflow)
-    lengths = workflow.target_maker._return_lengths(batch, records=96)
+    lengths = workflow.target_maker.return_lengths(batch, records=96)
     assert lengths.tolist() == [max(1, 4 - (96 - 8 * row) // 20) for row in range(12)]
 
 

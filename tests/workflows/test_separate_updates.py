@@ -94,7 +94,7 @@ def test_an_optimiser_of_both_sides_that_cannot_be_split_is_named() -> None:
     workflow = make_dreamer()
     parts = [*workflow.context.components.values(), workflow.actor, workflow.critic]
     workflow.optimizers.optimizers["main"] = FlatAdam(
-        [p for part in parts for p in part.parameters() if p.requires_grad]
+        [p for part in parts for p in part.parameters() if p.requires_grad], lr=1e-3, eps=1e-8, clip=None
     )
     with pytest.raises(Exception, match=r"optimizers\.main holds parameters of the world model and of the behaviour"):
         workflow.update_world_model(batch_for(workflow), phase=PHASE)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_lab import ranks
 from rl_lab.buffers.streams import StreamIndex, Windows
 from rl_lab.buffers.sum_tree import SumTree
 from rl_lab.errors import ConfigError, DataError
@@ -46,7 +47,9 @@ class PrioritySampler:
                 "drawn again a priority above 0 (|error| + 1e-6, say)."
             )
         rows = self._tree.find((np.arange(count) + rng.random(count)) * (total / count))
-        weights = self._tree.leaves[rows] ** -beta  # N and the total cancel out
+        mass = self._tree.leaves[rows]
+        # N and the total cancel out, unless other ranks draw from trees with totals of their own.
+        weights = (mass if ranks.count() == 1 else mass / total) ** -beta
         env, slot = np.divmod(rows, self._index.length)
         # The one record number that lies in this slot now.
         newest = self._index.written[env] - 1
@@ -56,7 +59,7 @@ class PrioritySampler:
         windows = Windows(
             sequence * self._index.num_envs + env, env * self._index.length + sequence % self._index.length
         )
-        return windows, (weights / weights.max()).astype(np.float32)
+        return windows, (weights / ranks.highest(weights.max())).astype(np.float32)
 
     def update(self, ids: np.ndarray, priorities: np.ndarray) -> None:
         """New priorities; records that were overwritten in the meantime are left alone."""

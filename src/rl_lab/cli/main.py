@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -56,8 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
+    return run_guarded(lambda: import_module(COMMANDS[name][0]).run(arguments))
+
+
+def run_guarded(command: Callable[[], int]) -> int:
+    """Run a command; what goes wrong is one line on stderr and an exit status."""
     try:
-        return int(import_module(COMMANDS[name][0]).run(arguments))
+        return int(command())
     except SystemExit as stop:  # argparse: --help or a wrong option, already explained
         return stop.code if isinstance(stop.code, int) else EXIT_BAD_INPUT
     except RLLabError as error:

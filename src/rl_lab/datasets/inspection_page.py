@@ -95,13 +95,17 @@ def as_page(summary: DatasetSummary) -> str:
         section("Returns", "" if summary.returns is None else _chart(np.asarray(summary.returns))),
         section("Fields", table(HEAD, _field_rows(summary))),
         section("Pictures", *pictures, text="Frames of the first episode, from its beginning to its end."),
-        section("Alignment and notes", table(("what", "found"), _remarks(summary))),
+        section("Origin, alignment and notes", table(("what", "found"), _remarks(summary))),
     ]
     return page(f"Dataset {summary.path}", body)
 
 
 def _remarks(summary: DatasetSummary) -> list[tuple[str, str]]:
+    lengths = f"from {min(summary.lengths):,} to {max(summary.lengths):,}"
     return [
+        ("environment", summary.environment or "not said"),
+        ("recorded from", summary.recorded_from or "not said"),
+        ("decisions of an episode", lengths),
         ("alignment", summary.alignment),
         ("episodes that terminated", f"{summary.terminated} of {summary.episodes}"),
         ("episodes without their last observation", str(summary.incomplete)),
@@ -115,6 +119,7 @@ def _chart(returns: np.ndarray) -> str:
     axes.hist(returns, bins=min(30, max(5, len(returns) // 3)))
     axes.set_xlabel("return of an episode")
     axes.set_ylabel("episodes")
+    axes.locator_params("y", integer=True)
     return to_svg(figure)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rl_lab import ranks
 from rl_lab.environments.adapter import SpaceAdapter
 from rl_lab.environments.base import SeedStream, VectorEnv, episode_seed
 from rl_lab.environments.inspection import EnvironmentFacts, choose_backend, inspect_environment
@@ -34,12 +35,17 @@ def make_vector_env(
     """Environments that are stepped together. `render=True` lets `render()` show environment 0; `overlap=True` says
     that the caller works on something else between `send` and `receive`."""
     settings = settings.resolved() if stream == "train" else settings.resolved().for_evaluation()
-    seeds = SeedPlan(seed, stream, num_envs or settings.num_envs)
+    num_envs = num_envs or settings.num_envs
+    seeds = SeedPlan(seed, stream, num_envs, first=ranks.rank() * num_envs if stream == "train" else 0)
     if settings.backend == "envpool" and not render:
         from rl_lab.environments.pool import STREAMS, PooledVectorEnv
 
         if stream in STREAMS:
             return PooledVectorEnv(settings=settings, seeds=seeds)
+    if settings.backend == "ray" and stream == "train":
+        from rl_lab.environments.ray_actors import RayVectorEnv
+
+        return RayVectorEnv(settings=settings, seeds=seeds, render=render)
     if choose_backend(settings, seeds.num_envs, overlap=overlap) == "process":
         from rl_lab.environments.process import ProcessVectorEnv
 

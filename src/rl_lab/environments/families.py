@@ -65,6 +65,9 @@ FAMILIES: tuple[Family, ...] = (
     Family("Gymnasium MuJoCo", _MUJOCO, "HalfCheetah-v5", "dmc", ("mujoco",)),
     Family("PointMaze", r"^PointMaze_", "PointMaze_UMaze-v3", "maze", ("gymnasium_robotics",), "gymnasium_robotics"),
     Family("RL Lab", r"^rl_lab/Detour", "rl_lab/Detour-v0", None, (), "rl_lab.environments.detour"),
+    Family(
+        "Push-T", r"^rl_lab/PushT", "rl_lab/PushT-v0", "pusht", ("gym_pusht", "pymunk"), "rl_lab.environments.push_t"
+    ),
     Family("Board games", r"^rl_lab/", "rl_lab/Connect4-v0", None, (), "rl_lab.environments.board_games"),
     Family("MiniGrid", r"^(MiniGrid|BabyAI)-", "MiniGrid-Empty-5x5-v0", "minigrid", ("minigrid",), "minigrid"),
 )

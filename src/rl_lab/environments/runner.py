@@ -27,11 +27,12 @@ class SeedPlan:
     run_seed: int
     stream: SeedStream
     num_envs: int
+    first: int = 0  # number of the first environment, where other ranks have those before it
 
     def seed(self, env_index: int, episode: int) -> int:
         """Held-out episodes are numbered through, so that they do not depend on how many run side by side."""
         if self.stream == "train":
-            return episode_seed(self.run_seed, env_index, episode, self.stream)
+            return episode_seed(self.run_seed, self.first + env_index, episode, self.stream)
         return episode_seed(self.run_seed, 0, env_index + self.num_envs * episode, self.stream)
 
 

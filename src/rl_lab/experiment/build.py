@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,21 +10,23 @@ from typing import Any
 
 import torch
 
+from rl_lab import ranks
 from rl_lab.data_sources.base import DataSource, SourceContext
 from rl_lab.environments import make_vector_env
 from rl_lab.environments.base import SeedStream, VectorEnv
 from rl_lab.errors import ConfigError, RLLabError
 from rl_lab.experiment import plan
 from rl_lab.experiment.device import keep_freed_memory, resolve_device, resolve_precision, set_threads
-from rl_lab.experiment.imagination import can_imagine, write_run_imagination
+from rl_lab.experiment.imagination import can_illustrate, write_run_imagination
 from rl_lab.experiment.model import Model, build_model
 from rl_lab.experiment.parts import build_optimizers
 from rl_lab.experiment.planning import can_plan, write_run_planning
 from rl_lab.experiment.prepare import Prepared
+from rl_lab.experiment.shares import share_seed
 from rl_lab.experiment.validation import Settings
 from rl_lab.kernels import graphs, registry
 from rl_lab.metrics.console import RunConsole
-from rl_lab.metrics.logger import MetricsLogger
+from rl_lab.metrics.logger import MetricsLogger, NoRows
 from rl_lab.metrics.sinks import MlflowSink, Sink, TensorBoardSink, WandbSink
 from rl_lab.orchestration.checkpoint import CheckpointManager
 from rl_lab.orchestration.orchestrator import LoopSettings, Orchestrator
@@ -64,18 +67,19 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
     device = resolve_device(settings.experiment.device)
     set_threads(settings.training.threads, device)
     keep_freed_memory(device)
-    seed_random(settings.experiment.seed, SEED_DOMAIN)
+    seed_random(settings.experiment.seed, SEED_DOMAIN)  # every rank builds the same parameters
     model = build_model(config, device)
     sources = build_sources(model, config)
     overlap = settings.training.overlap
     envs = make_vector_env(settings.environment, seed=settings.experiment.seed, overlap=overlap)
     opened.append(envs)
     checkpoints = CheckpointManager(run.checkpoints, workflow=model.workflow.name, keep=settings.checkpoint.keep)
-    console = RunConsole(settings.logging.console)
+    console = RunConsole(settings.logging.console) if ranks.is_first() else RunConsole("off", stream=io.StringIO())
     opened.append(console)
-    logger = MetricsLogger(run.metrics_jsonl, build_sinks(settings, config, run))
+    logger = MetricsLogger(run.metrics_jsonl, build_sinks(settings, config, run)) if ranks.is_first() else NoRows()
     opened.append(logger)
-    compiling = settings.training.compile == "auto" and device.type == "cuda"
+    # A captured update cannot wait for the gradients of other ranks.
+    compiling = settings.training.compile == "auto" and device.type == "cuda" and ranks.count() == 1
     graphs.configure(compiling=compiling)
     autocast_dtype = resolve_precision(settings.training.precision, device)
     decisions = registry.enable(
@@ -84,7 +88,7 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
     context = WorkflowContext(
         config=config,
         device=device,
-        seed=settings.experiment.seed,
+        seed=share_seed(settings.experiment.seed),
         observation_spec=model.observation_spec,
         action_spec=model.action_spec,
         components=model.components,
@@ -131,6 +135,9 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
         on_complete=_final_pictures(model.workflow, settings, run),
     )
     check_batches(prepared.phases, orchestrator)
+    ranks.take_first_(value for module in model.modules.values() for value in module.state_dict().values())
+    if ranks.rank():  # from here on each rank draws for itself
+        seed_random(settings.experiment.seed, SEED_DOMAIN, ranks.rank())
     return Experiment(orchestrator, text, device, model.parameters)
 
 
@@ -166,7 +173,7 @@ def prepare_sources(prepared: Prepared, model: Model, context: WorkflowContext, 
                     num_envs=context.train_envs.num_envs,
                     device=str(context.device),
                     seed=context.seed,
-                    folder=run.path / "data" / name,
+                    folder=run.path / "data" / (name if ranks.is_first() else f"{name}-{ranks.rank()}"),
                     actions=prepared.facts.actions,
                     environment=prepared.settings.environment,
                     sources=context.data_sources,
@@ -264,7 +271,7 @@ def _final_pictures(workflow: Workflow, settings: Settings, run: RunDirectory) -
     if not settings.evaluation.imagination:
         return ()
     pictures: list[Callable[[], object]] = []
-    if can_imagine(workflow):
+    if can_illustrate(workflow):
         pictures.append(partial(write_run_imagination, workflow, settings, run.path))
     if can_plan(workflow):
         pictures.append(partial(write_run_planning, workflow, settings, run.path))

@@ -6,6 +6,7 @@ import ctypes
 
 import torch
 
+from rl_lab import ranks
 from rl_lab.errors import ConfigError, nearest
 
 # Settings of the GNU C library's `mallopt`, and the largest value that it takes for the second.
@@ -16,7 +17,7 @@ _KEPT_BYTES, _LARGEST_KEPT = 1 << 30, 32 << 20
 def resolve_device(name: str) -> torch.device:
     """`auto`, `cpu`, `cuda` or `cuda:N` as a device that is really there."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
         return torch.device("cpu")
     kind, _, index = name.partition(":")
@@ -30,7 +31,7 @@ def resolve_device(name: str) -> torch.device:
         raise ConfigError(f"experiment.device={name}: {why}. Use experiment.device=cpu or auto, or see: rl-lab doctor.")
     if index and int(index) >= torch.cuda.device_count():
         raise ConfigError(f"experiment.device={name}: there are {torch.cuda.device_count()} GPUs, numbered from 0.")
-    return torch.device(name)
+    return torch.device("cuda", ranks.local_rank()) if ranks.count() > 1 else torch.device(name)
 
 
 def resolve_precision(name: str, device: torch.device) -> torch.dtype | None:

@@ -32,6 +32,11 @@ def can_imagine(workflow: Workflow) -> bool:
     return type(workflow).imagine is not Workflow.imagine
 
 
+def can_illustrate(workflow: Workflow) -> bool:
+    """Whether there is anything to draw of its model: what it imagines, or pictures of its own."""
+    return can_imagine(workflow) or type(workflow).illustrate is not Workflow.illustrate
+
+
 def write_run_imagination(
     workflow: Workflow,
     settings: Settings,
@@ -51,11 +56,11 @@ def write_run_imagination(
             steps = batch.reward.shape[1]
             if steps < 2:
                 raise ConfigError("Every episode ended after one step: there is nothing to imagine.")
-            rollout = workflow.imagine(batch, context=min(context, steps // 2))
+            rollout = workflow.imagine(batch, context=min(context, steps // 2)) if can_imagine(workflow) else None
             further = workflow.illustrate(batch)
     finally:
         envs.close()
-    paths = write_imagination(rollout, folder / "imagination")
+    paths = [] if rollout is None else write_imagination(rollout, folder / "imagination")
     return [*paths, *write_illustrations(further, folder / "imagination")] if further else paths
 
 
@@ -70,7 +75,7 @@ def imagine_run(
 ) -> list[Path]:
     """Draw into the run's folder imagination/ and write its report anew; the files."""
     loaded = load_run(run, run_root=run_root, trust=trust)
-    if not can_imagine(loaded.workflow):
+    if not can_illustrate(loaded.workflow):
         raise ConfigError(f"{loaded.run.path}: the workflow '{loaded.workflow.name}' has no model to imagine with.")
     set_threads(loaded.settings.training.threads, loaded.workflow.context.device)
     folder = loaded.run.path

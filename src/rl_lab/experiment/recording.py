@@ -55,7 +55,9 @@ def _record_expert(request: RecordingRequest) -> Path:
         name=name, episodes=request.episodes, seed=request.seed, noise=request.noise, label=request.label
     )
     overrides = {} if request.environment is None else {"id": request.environment}
-    return demonstrations.record(find_expert(name).settings(**overrides), request.output, request.format_name)
+    settings = find_expert(name).settings(**overrides)
+    with forked_random(DOMAIN, request.seed):
+        return demonstrations.record(settings, request.output, request.format_name)
 
 
 def _record_run(request: RecordingRequest) -> Path:

@@ -63,24 +63,41 @@ def curve_file(run: RunDirectory, path: Path) -> Path:
 
 def result_row(run: RunDirectory, seed: int, score: Mapping[str, Any], curve: str) -> dict[str, Any]:
     """One seed, from its run directory and its evaluation."""
-    info, summary = run.info(), read_json(run.summary_json) or {}
-    frames = [row["collect/frames"] for row in metric_rows(run) if "collect/frames" in row]
+    info, summary, logged = run.info(), read_json(run.summary_json) or {}, metric_rows(run)
+    frames = [row["collect/frames"] for row in logged if "collect/frames" in row]
     return {
         "seed": seed,
         "return_mean": score["eval/return_mean"],
         "return_std": score["eval/return_std"],
+        **_shares(score),
         "env_steps": summary.get("env_steps"),
+        "evaluation_env_steps": evaluation_env_steps(logged),
         "frames": int(frames[-1]) if frames else summary.get("env_steps"),
         "updates": summary.get("updates"),
         "wall_s": summary.get("wall_s"),
         "device": info.get("device"),
         "machine": info.get("machine"),
         "commit": info.get("commit"),
+        "code": info.get("code"),
         "versions": info.get("versions"),
         "parameters": (info.get("parameters") or {}).get("total"),
         "curve": curve,
-        "phases": phase_ends(metric_rows(run)),
+        "phases": phase_ends(logged),
     }
+
+
+def _shares(score: Mapping[str, Any]) -> dict[str, Any]:
+    """The shares of episodes that ended with some flag of the environment set, where it has such flags."""
+    prefix = "eval/share_"
+    shares = {name.removeprefix(prefix): value for name, value in score.items() if name.startswith(prefix)}
+    return {"shares": shares} if shares else {}
+
+
+def evaluation_env_steps(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Decisions in the periodic evaluations of a run: an agent that was selected by them, or a run that they stopped,
+    rests on these as well."""
+    evaluations = [row for row in rows if "eval/episodes" in row]
+    return round(sum(row["eval/episodes"] * row["eval/length_mean"] for row in evaluations))
 
 
 def phase_ends(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
@@ -107,9 +124,10 @@ def write_results(
     overrides: Sequence[str],
     protocol: Mapping[str, Any],
     config: Mapping[str, Any],
+    settings: str,
     rows: Rows,
 ) -> None:
-    """Write the file with its interquartile mean and 95 % bootstrap interval."""
+    """Write the file with its interquartile mean and 95 % bootstrap interval. `settings` is their digest."""
     ordered = [rows[seed] for seed in sorted(rows)]
     returns = [row["return_mean"] for row in ordered]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,6 +138,7 @@ def write_results(
         "rows": ordered,
         "iqm": interquartile_mean(returns) if returns else None,
         "ci95": list(bootstrap_interval(returns)) if returns else None,
+        "settings": settings,
         "config": dict(config),
     }
     write_atomic(path, to_json(content))

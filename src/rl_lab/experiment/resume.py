@@ -22,6 +22,8 @@ SAFE_KEYS = (
     "training.threads",
     "training.compile",
     "training.kernels",
+    "training.devices",
+    "training.nodes",
     "experiment.device",
     "evaluation.episodes",
     "evaluation.final_episodes",
@@ -29,6 +31,7 @@ SAFE_KEYS = (
     "evaluation.imagination",
     "environment.backend",
     "environment.workers",
+    "environment.ray_address",
     "environment.worker_timeout",
     "environment.startup_timeout",
 )

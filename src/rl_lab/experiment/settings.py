@@ -43,6 +43,11 @@ class TrainingSettings:
     """A run or one of its checkpoints to go on with."""
     on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
     """What happens when a loss is NaN or infinite."""
+    devices: int = _number(1, minimum=1)
+    """Processes on each machine that train one agent together, on a GPU each or on the CPU. They share out
+    `environment.num_envs`, the batch and the replay (docs/scaling.md)."""
+    nodes: int = _number(1, minimum=1)
+    """Machines with so many devices each; `torchrun` starts the processes there."""
     threads: int | Literal["auto"] = _number("auto", minimum=1)
     """CPU threads of torch; `auto`: 1 on the CPU, torch's own choice beside a GPU."""
 

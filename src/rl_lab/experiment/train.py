@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl_lab import ranks
+from rl_lab.environments.worker import end_with_parent
 from rl_lab.errors import RLLabError
+from rl_lab.experiment import shares
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.config import parse_overrides
+from rl_lab.experiment.learning_code import code_digest
 from rl_lab.experiment.prepare import Prepared, prepare
 from rl_lab.experiment.resume import RESUME_KEY, Resumption, is_over, prepare_resume, runs_with
 from rl_lab.orchestration.files import NO_ROOM
@@ -85,28 +91,62 @@ def _train(
     stop_rule: StopRule | None,
 ) -> Outcome:
     if _resumes(overrides):
-        resumption = prepare_resume(overrides, trust=trust)
-        return _go(resumption.prepared, resumption.run, resumption, stop_rule)
+        return _resume(overrides, trust, stop_rule)
     prepared = prepare(overrides, config_dirs=config_dirs)
     before = runs_with(prepared.config["run_root"], sweep=dict(mark)) if mark is not None else []
     if before:
         if is_over(before[-1]):
             return Outcome(0, before[-1].path, pruned=before[-1].info().get("pruned") is not None)
-        resumption = prepare_resume([f"{RESUME_KEY}={before[-1].path}"])
+        return _resume([f"{RESUME_KEY}={before[-1].path}"], trust, stop_rule)
+    shares.check(prepared)
+    if ranks.is_launched():
+        ranks.join()
+    run = RunDirectory(ranks.shared(_new_run(prepared, overrides, mark).path if ranks.is_first() else None))
+    if shares.wanted(prepared) == ranks.count():
+        return _go(prepared, run, None, stop_rule)
+    return _on_ranks(shares.Assignment(run.path, [], trust, True, stop_rule), shares.wanted(prepared))
+
+
+def _resume(overrides: Sequence[str], trust: bool, stop_rule: StopRule | None) -> Outcome:
+    resumption = prepare_resume(overrides, trust=trust)
+    shares.check(resumption.prepared)
+    if ranks.is_launched():
+        ranks.join()
+    if shares.wanted(resumption.prepared) == ranks.count():
         return _go(resumption.prepared, resumption.run, resumption, stop_rule)
+    assignment = shares.Assignment(resumption.run.path, list(overrides), trust, False, stop_rule)
+    return _on_ranks(assignment, shares.wanted(resumption.prepared))
+
+
+def _on_ranks(assignment: shares.Assignment, count: int) -> Outcome:
+    code = shares.run_ranks(assignment, count)
+    return Outcome(code, assignment.path, pruned=RunDirectory(assignment.path).info().get("pruned") is not None)
+
+
+def train_share(path: str) -> int:
+    """One of the ranks that `run_ranks` started: meet the others and train. `path`: of its assignment."""
+    threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
+    assignment = shares.read_assignment(path)
+    ranks.join()
+    resumption = prepare_resume(assignment.overrides or [f"{RESUME_KEY}={assignment.path}"], trust=assignment.trust)
+    before = None if assignment.fresh else resumption
+    return _go(resumption.prepared, resumption.run, before, assignment.stop_rule).code
+
+
+def _new_run(prepared: Prepared, overrides: Sequence[str], mark: Mapping[str, Any] | None) -> RunDirectory:
     settings = prepared.settings.experiment
     assert settings.name is not None
     # A run keeps the overrides that it was started with: `reproduce` knows it by them.
-    run = RunDirectory.create(
+    return RunDirectory.create(
         prepared.config["run_root"],
         settings.name,
         settings.seed,
         config=prepared.to_yaml(),
         argv=sys.argv,
         overrides=list(overrides),
+        code=code_digest(prepared.config),
         **({} if mark is None else {"sweep": dict(mark)}),
     )
-    return _go(prepared, run, None, stop_rule)
 
 
 def _resumes(overrides: Sequence[str]) -> bool:
@@ -115,12 +155,13 @@ def _resumes(overrides: Sequence[str]) -> bool:
 
 
 def _go(prepared: Prepared, run: RunDirectory, resumption: Resumption | None, stop_rule: StopRule | None) -> Outcome:
+    run = run if ranks.is_first() else shares.Follower(run.path)
     with run.lock():
         try:
             with ending_at_once():
-                experiment = build(prepared, run)
+                experiment = build(shares.share(prepared), run)
         except BaseException:
-            if resumption is None:  # nothing has happened in it yet
+            if resumption is None and ranks.is_first():  # nothing has happened in it yet
                 shutil.rmtree(run.path, ignore_errors=True)
             raise
         experiment.orchestrator.stop_rule = stop_rule

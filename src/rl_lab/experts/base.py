@@ -34,6 +34,7 @@ EXPERTS = {
     "pendulum": "rl_lab.experts.classic_control.PendulumExpert",
     "point_maze": "rl_lab.experts.point_maze.PointMazeExpert",
     "car_racing": "rl_lab.experts.car_racing.CarRacingExpert",
+    "push_t": "rl_lab.experts.push_t.PushTExpert",
     "detour": "rl_lab.experts.detour.DetourExpert",
 }
 

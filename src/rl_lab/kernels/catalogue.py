@@ -79,7 +79,7 @@ TREE = (
     "search_rules.GumbelRule.improved", "search_rules.GumbelRule.transformed", "search_rules.mixed_value",
 )  # fmt: skip
 MUZERO_STEP = (
-    "model.MuZeroModel._expand", "model.MuZeroModel.step", "model.MuZeroModel.predict", "dynamics.Dynamics.forward",
+    "model.MuZeroModel.step", "model.MuZeroModel.predict", "dynamics.Dynamics.forward",
     "dynamics.Dynamics.following", "dynamics.Dynamics._reward", "prediction.PolicyValueNetwork.forward",
     "layers.scale_latent", "layers.MLP.__init__",
 )  # fmt: skip
@@ -92,12 +92,17 @@ MUZERO_PARTS = (
 MUZERO_MIRRORS = (
     *(f"{MUZERO}.{name}" for name in MUZERO_STEP), "rl_lab.nn.support.Support.mean", "rl_lab.nn.support.unsquash",
 )  # fmt: skip
+# No kernel: the model that whole searches are compiled for, and the layers that it may have.
+SEARCHED_MODEL = Kernel(
+    f"{MUZERO}.model.MuZeroModel", "step", "cpu", "rl_lab.kernels.cpu.muzero:grow",
+    mirrors=(), parts=MUZERO_PARTS,
+)  # fmt: skip
 SEARCH_KERNELS = (
     Kernel(
         f"{PLANNERS}.mcts.MCTS", "_grow", "cpu", "rl_lab.kernels.cpu.muzero:grow",
         mirrors=(
-            *(f"{PLANNERS}.{name}" for name in (*TREE, "mcts.MCTS._grow", "mcts.MCTS._stepper", "mcts.MCTS._walker")),
-            *MUZERO_MIRRORS, *(f"rl_lab.simulation.muzero.MuZeroSimulator.{name}" for name in ("stepper", "predict")),
+            *(f"{PLANNERS}.{name}" for name in (*TREE, "mcts.MCTS._grow", "mcts.MCTS._expand", "mcts.MCTS._evaluate")),
+            *MUZERO_MIRRORS, *(f"rl_lab.simulation.muzero.MuZeroSimulator.{name}" for name in ("step", "predict")),
         ),
     ),
     *(
@@ -106,11 +111,6 @@ SEARCH_KERNELS = (
             mirrors=tuple(f"{PLANNERS}.{name}" for name in (*TREE, "mcts.MCTS._walker")),
         )
         for backend in BACKENDS
-    ),
-    Kernel(
-        f"{MUZERO}.model.MuZeroModel", "stepper", "cpu", "rl_lab.kernels.cpu.muzero:stepper",
-        mirrors=MUZERO_MIRRORS,
-        parts=MUZERO_PARTS,
     ),
 )  # fmt: skip
 
@@ -151,7 +151,7 @@ KERNELS: tuple[Kernel, ...] = (
                 f"{MODELS}.rssm.BlockRSSM.{name}"
                 for name in ("advance", "activate", "posterior", "_to_blocks", "_from_blocks")
             ),
-            f"{LAYERS}.BlockLinear.forward_blocks", *LAYER_SOURCES, *SAMPLE_SOURCES,
+            f"{LAYERS}.BlockLinear.forward_blocks", "rl_lab.nn.distributions.tanh", *LAYER_SOURCES, *SAMPLE_SOURCES,
         ),
         parts=(*DENSE_LAYERS, f"{LAYERS}.BlockLinear", f"{LAYERS}.MLP"),
     ),

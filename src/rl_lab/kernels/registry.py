@@ -121,10 +121,15 @@ def reason_against(kernel: Kernel, module: nn.Module) -> str | None:
             return f"{where} is a {type(part).__name__}"
         if any(getattr(part, hooks) for hooks in HOOKS):
             return f"{where} has a hook"
-        replaced = [name for name in part.__dict__ if callable(getattr(type(part), name, None))]
-        if replaced:
-            return f"{where}.{replaced[0]} was replaced"
+        own_class: Any = type(part)
+        if replaced := _method_names(own_class) & part.__dict__.keys():
+            return f"{where}.{min(replaced)} was replaced"
     return changed_source(kernel.mirrors)
+
+
+@cache
+def _method_names(kind: type) -> frozenset[str]:
+    return frozenset(name for name in dir(kind) if callable(getattr(kind, name, None)))
 
 
 def _meant_class(kind: type) -> type:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rl_lab import ranks
 from rl_lab.losses.returns import recursive_returns
 
 
@@ -35,10 +36,10 @@ def gae(
 
 
 def normalize(advantage: Float[Tensor, "*batch"]) -> Float[Tensor, "*batch"]:
-    """Minus the mean, over the standard deviation; a single advantage stays as it is."""
+    """Minus the mean, over the standard deviation, both of the whole batch; a single advantage stays as it is."""
     if advantage.numel() < 2:
         return advantage
-    deviation, mean = torch.std_mean(advantage)
+    deviation, mean = torch.std_mean(ranks.gathered(advantage))
     return (advantage - mean) / (deviation + 1e-8)
 
 

@@ -50,27 +50,6 @@ def lambda_returns(
     return recursive_returns(reward, discount, next_value, lambda_, value.select(dim, -1), dim=dim)
 
 
-def n_step_returns(
-    reward: Float[Tensor, "*records"],
-    discount: Float[Tensor, "*records"],
-    is_last: Bool[Tensor, "*records"],
-    value: Float[Tensor, "*records"],
-    n: int,
-    *,
-    dim: int = 1,
-) -> Float[Tensor, "*states"]:
-    """n rewards and then the value; fewer rewards where the episode or the sequence ends before that."""
-    reward, discount, values = (from_second(x, dim) for x in (reward, discount, value))
-    ends = from_second(is_last, dim)
-    length = reward.shape[dim]
-    following = values  # the 0-step return of each successor
-    for _ in range(n):
-        returns = torch.addcmul(reward, discount, following)
-        shifted = torch.cat([returns.narrow(dim, 1, length - 1), values.narrow(dim, length - 1, 1)], dim)
-        following = torch.where(ends, values, shifted)
-    return returns
-
-
 def first_n_step_return(
     reward: Float[Tensor, "batch records"],
     discount: Float[Tensor, "batch records"],
@@ -107,12 +86,12 @@ def from_second(x: Tensor, dim: int) -> Tensor:
 # They are time-major: state t = 0 … H, and the discount d_t on arriving at state t.
 
 
-def arrival_weights(discount: Float[Tensor, "states batch"]) -> Float[Tensor, "states batch"]:
+def cumulative_discounts(discount: Float[Tensor, "states batch"]) -> Float[Tensor, "states batch"]:
     """d_0·…·d_t: the probability, discounted, that the dream reaches state t and goes on. A constant."""
     return discount.detach().cumprod(0)
 
 
-def departure_weights(discount: Float[Tensor, "states batch"]) -> Float[Tensor, "states batch"]:
+def cumulative_discounts_before(discount: Float[Tensor, "states batch"]) -> Float[Tensor, "states batch"]:
     """d_0·…·d_{t-1}, and 1 for the first state: how much the return of state t itself counts. A constant."""
     return torch.cat([torch.ones_like(discount[:1]), discount[:-1]]).detach().cumprod(0)
 

@@ -83,6 +83,8 @@ _SENTENCES = tuple(
         (r"loss/(repval|replay_value|replay_critic)$", "The critic's error on real, replayed experience."),
         (r"loss/(val|value|critic)$", "How badly the critic predicts the return of imagined futures."),
         (r"loss/(pol|policy|actor)$", "The policy's objective. It has no floor and may rise while the agent improves."),
+        (r"loss/trajectories$", "How badly noise is taken out of trajectories of states and actions."),
+        (r"loss/inverse_dynamics$", "How badly the action between two states is told."),
         (r"loss/td$", "How far the values of the chosen actions are from what followed them."),
         (r"loss(/total)?$", "All losses together, as the optimiser sees them."),
         (r"policy/kl", "How far the policy has moved away from the one that collected the data, in nats."),

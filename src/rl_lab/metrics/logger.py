@@ -144,6 +144,25 @@ class MetricsLogger:
                 _log.warning("%s stopped: %s. The run goes on; metrics.jsonl has everything.", sink.name, error)
 
 
+class NoRows(MetricsLogger):
+    """The log of a rank that writes nothing: its values stand in the first rank's rows."""
+
+    def __init__(self) -> None:
+        self._sinks, self._pending, self.checksum = [], {}, 0
+
+    def log(self, *, env_steps: int, updates: int, wall_s: float, phase: str, values: Mapping[str, float]) -> None:
+        self._pending = {}
+
+    def position(self) -> int:
+        return 0
+
+    def truncate(self, position: int, checksum: int | None = None) -> str | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
 def sink_step(env_steps: int, updates: int) -> int:
     """The x axis of dashboards: env steps, or updates in a run that has no environment."""
     return env_steps if env_steps > 0 else updates

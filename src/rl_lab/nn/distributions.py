@@ -23,6 +23,7 @@ from rl_lab.kernels.registry import Accelerated
 NoiseKind = Literal["exponential", "normal", "uniform"]
 Spacing = Literal["symexp", "linear"]  # of the bins of a two-hot distribution
 FEW_CLASSES = 16  # below one vector register of float32, torch's own operations on a CPU go element by element
+FEW_LOGITS = 2048  # up to which their number, and not their size, is what several operations take
 
 
 def symlog(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -41,11 +42,18 @@ def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def softmax(logits: Float[Tensor, "*lead classes"]) -> Float[Tensor, "*lead classes"]:
-    """Over the last axis. On a CPU torch's own takes four times as long where that axis is short."""
-    if logits.device.type != "cpu" or logits.shape[-1] >= FEW_CLASSES:
+    """Over the last axis. On a CPU torch's own takes four times as long where that axis is short and there is much."""
+    if logits.device.type != "cpu" or logits.shape[-1] >= FEW_CLASSES or logits.numel() <= FEW_LOGITS:
         return torch.softmax(logits, -1)
     weights = torch.exp(logits - logits.detach().amax(-1, keepdim=True))
     return weights / weights.sum(-1, keepdim=True)
+
+
+def tanh(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """On a CPU, without a gradient, as a sigmoid: torch's own takes three times as long."""
+    if x.device.type != "cpu" or torch.is_grad_enabled():
+        return torch.tanh(x)
+    return torch.sigmoid(2.0 * x).mul_(2.0).sub_(1.0)
 
 
 def quantile_of_sorted(ordered: Float[Tensor, " count"], quantile: float) -> Float[Tensor, ""]:
@@ -147,7 +155,7 @@ class UnimixCategorical:
         """Class numbers. The first of exponential clocks with rates p rings for class k with probability p_k."""
         if noise is None:
             noise = draw_noise(self.noise, self.logits.shape, self.logits.device, self.logits.dtype)
-        return (self.probs.detach() / noise).argmax(-1)
+        return (self.probs.detach() / noise).max(-1).indices  # on a CPU in half the time of argmax
 
     def sample(self, noise: Float[Tensor, "*lead classes"] | None = None) -> Float[Tensor, "*lead classes"]:
         """One-hot, straight-through: the gradient is that of the probabilities."""

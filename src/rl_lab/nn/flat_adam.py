@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_lab import ranks
 from rl_lab.errors import CheckpointError, ConfigError
 from rl_lab.nn.flat_vector import move_into, padded_sizes, piece_views
 
@@ -30,10 +31,11 @@ class FlatAdam(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]],
-        lr: float = 1e-3,
+        *,
+        lr: float,
         betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        clip: float | None = None,
+        eps: float,
+        clip: float | None,
         weight_decay: float = 0.0,
     ) -> None:
         if lr <= 0 or (clip is not None and clip <= 0):
@@ -49,7 +51,7 @@ class FlatAdam(torch.optim.Optimizer):
         self.norm: Tensor | float = torch.zeros((), device=device)  # of the gradient, before clipping
         self.left_out: Tensor | float = torch.zeros((), device=device)  # 1 where the update was left out, else 0
         self._gradients = piece_views(self.gradient, self.params, sizes)
-        self._host_gradient = self.gradient.numpy() if device.type == "cpu" else None
+        self._cpu_gradient = self.gradient.numpy() if device.type == "cpu" else None
         everything, start = (self.weights, self.gradient, self.momentum, self.second_moment), 0
         self._parts: list[tuple[list[Tensor], ...]] = []  # those of each group
         for group in self.param_groups:
@@ -81,8 +83,10 @@ class FlatAdam(torch.optim.Optimizer):
         """One update of all groups, or of those with these names; with `loss`, one whose loss is not finite is left out
         too. The gradients of groups that are left out must be 0."""
         loss, chosen = loss.detach() if isinstance(loss, Tensor) else loss, self._places(groups)
-        if self._host_gradient is not None:
-            self._step_on_host(self._host_gradient, 0.0 if loss is None else float(loss), chosen)
+        ranks.average_(self.gradient)
+        loss = ranks.average(loss) if isinstance(loss, Tensor) else loss
+        if self._cpu_gradient is not None:
+            self._step_on_cpu(self._cpu_gradient, 0.0 if loss is None else float(loss), chosen)
             return
         norm = torch.linalg.vector_norm(self.gradient)
         finite = torch.isfinite(norm + loss if isinstance(loss, Tensor) else norm).float()
@@ -104,7 +108,7 @@ class FlatAdam(torch.optim.Optimizer):
             )
         return [place for place, name in enumerate(names) if name in groups]
 
-    def _step_on_host(self, gradient: np.ndarray, loss: float, chosen: Sequence[int]) -> None:
+    def _step_on_cpu(self, gradient: np.ndarray, loss: float, chosen: Sequence[int]) -> None:
         """The same, where a number can be looked at without waiting for it."""
         norm = sqrt(np.dot(gradient, gradient))
         finite = isfinite(norm + loss)

@@ -107,7 +107,10 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(size))
 
     def forward(self, x: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead size"]:
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps).to(x.dtype)
+        weight = self.weight
+        if x.dtype == weight.dtype:
+            return torch.rms_norm(x, weight.shape, weight, self.eps)
+        return torch.rms_norm(x, weight.shape, weight.to(x.dtype), self.eps).to(x.dtype)
 
 
 class LayerNorm(nn.LayerNorm):

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rl_lab import ranks
 from rl_lab.nn.distributions import quantile_of_sorted
 
 
@@ -24,7 +25,7 @@ class RunningScale(nn.Module):
     @torch.no_grad()
     def update(self, values: Float[Tensor, "*shape"]) -> None:
         """Take these in, unless one of them is not finite."""
-        ordered = values.detach().flatten().to(self.value.dtype).sort().values
+        ordered = ranks.gathered(values.detach().flatten()).to(self.value.dtype).sort().values
         rate = torch.isfinite(ordered[0] - ordered[-1]).to(ordered.dtype) * self.rate
         low, high = (quantile_of_sorted(ordered, q) for q in (self.low_quantile, self.high_quantile))
         self.value.lerp_(torch.nan_to_num(high - low, 1.0, 1.0).clamp(min=1.0), rate)
@@ -50,12 +51,12 @@ class RunningMeanStd(nn.Module):
     @torch.no_grad()
     def update(self, values: Float[Tensor, "*lead_and_shape"], weight: Float[Tensor, "*lead"] | None = None) -> None:
         """Merge a batch (Chan et al.'s parallel formula); rows of weight 0 are left out."""
-        rows = values.detach().to(self.mean.dtype).reshape(-1, *self.mean.shape)
+        rows = ranks.gathered(values.detach().to(self.mean.dtype).reshape(-1, *self.mean.shape))
         if weight is None:
             size: Tensor | int = rows.shape[0]
             batch_mean, batch_variance = rows.mean(0), rows.var(0, unbiased=False)
         else:
-            weights = weight.detach().to(self.mean.dtype).reshape(-1, *[1] * self.mean.ndim)
+            weights = ranks.gathered(weight.detach().to(self.mean.dtype).reshape(-1, *[1] * self.mean.ndim))
             size = weights.sum()
             shares = weights / size.clamp(min=1.0)
             batch_mean = (shares * rows).sum(0)
@@ -69,3 +70,50 @@ class RunningMeanStd(nn.Module):
 
     def forward(self, values: Float[Tensor, "*lead_and_shape"]) -> Float[Tensor, "*lead_and_shape"]:
         return (values - self.mean) * torch.rsqrt(self.variance + self.eps)
+
+
+class LimitsNormalizer(nn.Module):
+    """Maps [low, high] of each entry onto [-1, 1], and an entry that hardly varies onto 0. The identity before it has
+    seen data."""
+
+    low: Tensor
+    high: Tensor
+    seen: Tensor
+
+    def __init__(self, shape: Sequence[int] = (), *, min_range: float = 1e-4) -> None:
+        super().__init__()
+        self.min_range = min_range
+        self.register_buffer("low", -torch.ones(tuple(shape)))
+        self.register_buffer("high", torch.ones(tuple(shape)))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.bool))
+
+    @torch.no_grad()
+    def fit(self, low: Tensor, high: Tensor) -> None:
+        """Take these limits from now on."""
+        self.low.copy_(low)
+        self.high.copy_(high)
+        self.seen.fill_(True)
+
+    @torch.no_grad()
+    def update(self, values: Float[Tensor, "*lead_and_shape"]) -> None:
+        """Widen the limits to what is seen."""
+        rows = values.detach().to(self.low.dtype).reshape(-1, *self.low.shape)
+        low, high = rows.amin(0), rows.amax(0)
+        self.fit(
+            torch.where(self.seen, torch.minimum(self.low, low), low),
+            torch.where(self.seen, torch.maximum(self.high, high), high),
+        )
+
+    def _scale_and_shift(self) -> tuple[Tensor, Tensor]:
+        varies = self.high - self.low >= self.min_range
+        scale = torch.where(varies, 2.0 / (self.high - self.low).clamp(min=self.min_range), 1.0)
+        return scale, torch.where(varies, -1.0, 0.0) - scale * self.low
+
+    def forward(self, values: Float[Tensor, "*lead_and_shape"]) -> Float[Tensor, "*lead_and_shape"]:
+        scale, shift = self._scale_and_shift()
+        return values * scale + shift
+
+    def inverse(self, values: Float[Tensor, "*lead_and_shape"]) -> Float[Tensor, "*lead_and_shape"]:
+        """The values that `forward` gives these for; of an entry that hardly varies, its lower limit and more."""
+        scale, shift = self._scale_and_shift()
+        return (values - shift) / scale

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rl_lab import ranks
 from rl_lab.errors import CheckpointError, ConfigError, nearest
 from rl_lab.nn.flat_vector import padded_sizes, piece_views
 
@@ -29,12 +30,14 @@ class _FlatGroup:
         self._choices: dict[frozenset[int], Tensor] = {}  # by the identities of the parameters that a step is for
 
     def gather(self) -> Tensor:
-        """Copy the gradients into `work`; their norms, [tensors]. A parameter without gradient has gradient 0."""
+        """Copy the gradients, averaged over the ranks, into `work`; their norms, [tensors]. Missing ones are 0."""
         present = [(view, p.grad) for view, p in zip(self.views, self.params, strict=True) if p.grad is not None]
         if len(present) < len(self.params):
             self.work.zero_()
         if present:
             torch._foreach_copy_([view for view, _ in present], [grad for _, grad in present])
+        if ranks.several:
+            ranks.average_(self.work)
         return torch.stack(torch._foreach_norm(self.views))
 
     def chosen(self, only: Collection[Tensor] | None) -> Tensor:
@@ -114,7 +117,8 @@ class LaProp(torch.optim.Optimizer):
         self.last_grad_norm = torch.linalg.vector_norm(torch.cat(grad_norms))
         self.last_finite = torch.isfinite(self.last_grad_norm)
         if loss is not None:
-            self.last_finite = self.last_finite & torch.isfinite(loss.detach())
+            seen = ranks.average(loss.detach()) if ranks.several else loss.detach()
+            self.last_finite = self.last_finite & torch.isfinite(seen)
         self.skipped += ~self.last_finite
         rates = []
         for group, flat, norms in zip(self.param_groups, self._flat, grad_norms, strict=True):
@@ -273,8 +277,9 @@ def checked_step(optimizer: torch.optim.Optimizer, loss: Tensor) -> dict[str, Te
         optimizer.step(loss=loss)  # type: ignore[call-overload]
         return optimizer.metrics()
     parameters = [value for group in optimizer.param_groups for value in group["params"] if value.grad is not None]
+    ranks.average_gradients_(value.grad for value in parameters)
     norm = nn.utils.get_total_norm([value.grad for value in parameters])
-    finite = torch.isfinite(norm + loss.detach())
+    finite = torch.isfinite(norm + ranks.average(loss.detach()))
     if finite:
         if (clip := getattr(optimizer, "clip", None)) is not None:
             nn.utils.clip_grads_with_norm_(parameters, clip, norm)
@@ -313,3 +318,12 @@ def scale_learning_rate(optimizer: torch.optim.Optimizer, share: float) -> None:
     """Set each parameter group's learning rate to a share of the configured one."""
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("initial_lr", group["lr"]) * share
+
+
+def warmup_cosine(update: int, *, warmup: int, total: int) -> float:
+    """The share of the learning rate at an update, from 0 on: it rises linearly over `warmup` updates, then falls along
+    half a cosine, to 0 after `total`."""
+    if update < warmup:
+        return (update + 1) / warmup
+    progress = min(1.0, (update - warmup) / max(1, total - warmup))
+    return 0.5 * (1.0 + math.cos(math.pi * progress))

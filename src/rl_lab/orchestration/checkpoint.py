@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from rl_lab import ranks
 from rl_lab.data_sources.base import DataSource
 from rl_lab.errors import CheckpointError
 from rl_lab.orchestration.files import read_json
@@ -25,6 +26,19 @@ BEST = "best"
 _MANIFEST_KEYS = {"version": int, "workflow": str, "step": int, "files": dict}
 
 
+SHARED_KEYS = ("components", "controllers", "optimizers")  # the same on every rank
+
+
+def share_file(rank: int) -> str:
+    """The training state of a rank."""
+    return TRAINING_FILE if rank == 0 else f"training-{rank}.pt"
+
+
+def share_folder(rank: int) -> str:
+    """The data sources of a rank."""
+    return SOURCES if rank == 0 else f"{SOURCES}-{rank}"
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint that was read and verified."""
@@ -34,11 +48,12 @@ class Checkpoint:
     step: int
     state: dict[str, Any]
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rank: int = 0  # whose sources these are
 
     def restore_source(self, name: str, source: DataSource) -> None:
         if name not in self.sources:
             raise CheckpointError(f"{self.path} holds no data source '{name}': it was made with another configuration.")
-        source.load_state_dict(self.sources[name], self.path / SOURCES / name)
+        source.load_state_dict(self.sources[name], self.path / share_folder(self.rank) / name)
 
 
 class CheckpointManager:
@@ -54,20 +69,20 @@ class CheckpointManager:
         target = self.folder / f"step-{step}"
 
         def fill(folder: Path) -> None:
+            ranks.shared(folder)
             agent = {key: value for key, value in state.items() if key in AGENT_KEYS}
             _save(agent, folder / AGENT_FILE)
-            saved = {}
-            for name, source in sources.items():
-                (folder / SOURCES / name).mkdir(parents=True)
-                saved[name] = source.state_dict(folder / SOURCES / name)
-            _save(
-                {"state": {k: v for k, v in state.items() if k not in AGENT_KEYS}, "sources": saved},
-                folder / TRAINING_FILE,
-            )
+            _save_training(state, sources, folder, left_out=AGENT_KEYS)
+            ranks.wait_for_all()
 
-        self._write(target, fill, step)
-        self._point_latest(target)
-        self._prune(step)
+        if ranks.is_first():
+            self._write(target, fill, step, ranks=ranks.count())
+            self._point_latest(target)
+            self._prune(step)
+        else:
+            _save_training(state, sources, ranks.shared(None), left_out=SHARED_KEYS)
+            ranks.wait_for_all()
+        ranks.wait_for_all()
         for source in sources.values():
             source.committed()
         return target
@@ -76,6 +91,8 @@ class CheckpointManager:
         """Keep what it takes to act as `best/`; the score is that of its own evaluation."""
         agent = {key: value for key, value in state.items() if key in AGENT_KEYS}
         target = self.folder / BEST
+        if not ranks.is_first():
+            return target
         self._write(target, lambda folder: _save(agent, folder / AGENT_FILE), step, score=score)
         return target
 
@@ -199,9 +216,21 @@ class CheckpointManager:
         state = self._read(path, AGENT_FILE, AGENT_KEYS)
         sources: dict[str, Any] = {}
         if not agent_only:
+            self._require_ranks(path, manifest)
             training = self._read(path, TRAINING_FILE, ("state", "sources"))
             state, sources = {**state, **training["state"]}, training["sources"]
-        return Checkpoint(path, manifest["workflow"], manifest["step"], state, sources)
+            if not ranks.is_first():
+                own = self._read(path, share_file(ranks.rank()), ("state", "sources"))
+                state, sources = {**state, **own["state"]}, own["sources"]
+        return Checkpoint(path, manifest["workflow"], manifest["step"], state, sources, ranks.rank())
+
+    def _require_ranks(self, path: Path, manifest: Mapping[str, Any]) -> None:
+        saved = manifest.get("ranks", 1)
+        if saved != ranks.count():
+            raise CheckpointError(
+                f"{path} holds the shares of {saved} ranks and this run has {ranks.count()}: resume it with "
+                f"training.devices={saved}."
+            )
 
     def _verified_manifest(self, path: Path, *, agent_only: bool) -> dict[str, Any]:
         manifest = read_json(path / MANIFEST)
@@ -252,6 +281,19 @@ class CheckpointManager:
         if older:
             return f" An older checkpoint exists: resume with training.resume_path={older[-1]}"
         return " There is no other checkpoint in this run."
+
+
+def _save_training(
+    state: Mapping[str, Any], sources: Mapping[str, DataSource], folder: Path, *, left_out: Sequence[str]
+) -> None:
+    """The training state of this rank and its data sources."""
+    saved = {}
+    for name, source in sources.items():
+        place = folder / share_folder(ranks.rank()) / name
+        place.mkdir(parents=True)
+        saved[name] = source.state_dict(place)
+    own = {key: value for key, value in state.items() if key not in left_out}
+    _save({"state": own, "sources": saved}, folder / share_file(ranks.rank()))
 
 
 def _save(value: Mapping[str, Any], path: Path) -> None:

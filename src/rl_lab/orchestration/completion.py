@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 
+from rl_lab import ranks
 from rl_lab.orchestration.evaluation import EvaluationResult, evaluate
 from rl_lab.orchestration.files import NO_ROOM
 from rl_lab.orchestration.run_state import load_agent
@@ -31,10 +32,12 @@ class FinalEvaluation(NamedTuple):
 
 def complete(orchestrator: Orchestrator) -> bool:
     """Evaluate, summarise, report; False where a signal cut the evaluation short. The final checkpoint is on disk
-    already, so an interruption here costs nothing."""
+    already, so an interruption here costs nothing. All of it is the first rank's work."""
     recorder = orchestrator.recorder
     if recorder.has_news:
         orchestrator.log()  # what came together since the last row
+    if not ranks.is_first():
+        return True
     final = _final_evaluation(orchestrator)
     if final is None:
         return False

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from torch import nn
 
+from rl_lab import ranks
 from rl_lab.components.acting import Acts
 from rl_lab.data_sources.base import DataSource
 from rl_lab.environments.base import SeedStream, VectorEnv
@@ -31,12 +32,13 @@ from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.orchestration.run_state import agent_state, gather_state, restore_state
 from rl_lab.orchestration.scheduler import Action, PhaseScheduler
 from rl_lab.orchestration.signals import StopSignal
-from rl_lab.records import Batch, CollectResult
+from rl_lab.records import Batch, BatchSpec, CollectResult
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import HookResult, PhaseView, WorkflowContext
 
 _PREFIXES = {"update_controller": "controller", "distill": "controller"}  # the metrics of other updates go under train/
 STATUS_EVERY_S = 0.25
+AGREE_EVERY = 16  # actions between two looks at whether another rank was told to stop
 _DURING_STEPS = ("collect", "update")  # what may happen while the environments are at a step (training.overlap)
 _ACTIVITY = {"collect": "collecting", "update": "updating", "evaluate": "evaluating"}
 
@@ -98,7 +100,8 @@ class Orchestrator:
         self.stop_rule: StopRule | None = None
         self.pruned: str | None = None  # why the rule ended the run
         self._views = {phase.name: _view(phase) for phase in phases}
-        self.batch_specs = {phase.name: workflow.phase_batch_spec(self._views[phase.name]) for phase in phases}
+        specs = {phase.name: workflow.phase_batch_spec(self._views[phase.name]) for phase in phases}
+        self.batch_specs = {name: None if spec is None else ranks_share(spec) for name, spec in specs.items()}
         if any(phase.updates and self.batch_specs[phase.name] is None for phase in phases):
             raise ConfigError(
                 f"The workflow '{workflow.name}' has update hooks in its phases but states no batch_spec."
@@ -123,6 +126,8 @@ class Orchestrator:
         self._batch: Batch | None = None
         self.best_score: float | None = None
         self._watch = ConditionWatch()
+        self._shares = ranks.count()  # every rank collects and learns from one share
+        self._passes = 0
         self.gone_back_to: set[str] = set()  # checkpoints that rollbacks have tried
         # The clock counts env steps, and updates in phases that collect nothing: what logs and checkpoints go by.
         self.clock = 0
@@ -203,6 +208,8 @@ class Orchestrator:
             ):
                 self._finish_step()
             if action is None or action.new_batch or action.kind != "update":  # no batch is half used
+                if self._shares > 1:
+                    self._agree_on_signals()
                 if signal.received is not None or self.pruned is not None:
                     return
                 if self.clock >= self._next_due:
@@ -224,8 +231,9 @@ class Orchestrator:
                 if result is None:
                     advance(action)
                     continue
-                advance(action, steps=result.env_steps)
-                self.clock += result.env_steps
+                steps = result.env_steps * self._shares
+                advance(action, steps=steps)
+                self.clock += steps
                 self._take_in(result, source)
                 if overlap:
                     self._flight = phase.name if workflow.in_flight else None
@@ -302,7 +310,13 @@ class Orchestrator:
 
     def _source_ready(self, name: str) -> bool:
         spec = self.batch_specs[self.scheduler.current_phase().name]
-        return spec is None or self.context.data_sources[name].ready(spec)
+        return ranks.all_agree(spec is None or self.context.data_sources[name].ready(spec))
+
+    def _agree_on_signals(self) -> None:
+        """A signal that reached one rank stops all of them at the same action."""
+        self._passes += 1
+        if self._passes % AGREE_EVERY == 0:
+            self.signal.received = int(ranks.highest(self.signal.received or 0)) or None
 
     def _jumped(self) -> bool:
         name = self.workflow.plan_phase(self.scheduler.env_steps)
@@ -349,7 +363,15 @@ class Orchestrator:
     # Evaluating -------------------------------------------------------------------------------------------------------
 
     def _evaluate(self) -> bool:
-        """A periodic evaluation, always of the same episodes. False where a signal cut it short."""
+        """A periodic evaluation, played by the first rank. False where a signal cut it short."""
+        result = ranks.shared(self._play() if ranks.is_first() else None)
+        if result is None:
+            return False
+        self.report_evaluation(result)
+        return True
+
+    def _play(self) -> EvaluationResult | None:
+        """Always the same episodes."""
         self.recorder.console.activity("evaluating")
         if self._periodic_envs is None:
             self._periodic_envs = self.eval_envs("eval", render=False)
@@ -362,10 +384,7 @@ class Orchestrator:
             stop=self.signal.is_set,
         )
         self.recorder.environment_events(self._periodic_envs.drain_events())
-        if result is None:
-            return False
-        self.report_evaluation(result)
-        return True
+        return result
 
     @property
     def evaluated(self) -> Acts:
@@ -382,7 +401,8 @@ class Orchestrator:
             f"step {step}: evaluation return {mean:.1f} ± {result.return_std:.1f} ({len(result.returns)} episodes)"
         )
         if self.stop_rule is not None:
-            self.pruned = self.stop_rule(metrics, step)
+            self.pruned = self.stop_rule(metrics, step) if ranks.is_first() else None
+            self.pruned = ranks.shared(self.pruned)
         name = self.settings.best_metric
         if name is None:
             return
@@ -448,6 +468,11 @@ class Orchestrator:
             source.close()
         self.recorder.logger.close()
         self.recorder.console.close()
+
+
+def ranks_share(spec: BatchSpec) -> BatchSpec:
+    """What one rank draws of a batch."""
+    return spec if ranks.count() == 1 else spec._replace(batch_size=spec.batch_size // ranks.count())
 
 
 def _view(phase: Phase) -> PhaseView:

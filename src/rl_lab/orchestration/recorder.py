@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rl_lab import ranks
 from rl_lab.metrics.accumulator import MetricAccumulator
 from rl_lab.metrics.console import RunConsole, RunStatus
 from rl_lab.metrics.logger import DAMAGED, MetricsLogger
@@ -13,6 +14,7 @@ from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.orchestration.scheduler import PhaseScheduler
 from rl_lab.records import EpisodeSummary
 
+HEARTBEAT_EVERY_S = 10.0
 RESTART_EVENT = "worker_restart"
 
 
@@ -39,6 +41,7 @@ class Recorder:
         self._wall_before = 0.0  # spent by earlier processes of this run
         self._started = time.monotonic()
         self._row_mark = self._rate_mark = (self._started, 0, 0)  # time, env steps, updates
+        self._next_heartbeat = self._started
         self._last_row: tuple[int, int] | None = None  # env steps and updates that it counted
         self._rates: tuple[float | None, float | None] = (None, None)
 
@@ -78,20 +81,23 @@ class Recorder:
     def row(self, extra: Mapping[str, float]) -> dict[str, float]:
         """Write what came together since the last row; the values that went into it."""
         scheduler, now = self._scheduler, time.monotonic()
-        values = self.accumulator.flush()
+        values = mean_over_ranks(self.accumulator.flush())
         values.update(extra)
-        values["collect/episodes"] = self.episodes
+        sums = [self.episodes, self.worker_restarts, self._new_episodes, self._returns, self._lengths]
+        episodes, restarts, new, returns, lengths = (sum(share) for share in zip(*ranks.collected(sums), strict=True))
+        values["collect/episodes"] = episodes
         values["collect/frames"] = scheduler.env_steps * self._action_repeat
-        values["collect/worker_restarts"] = self.worker_restarts
-        if self._new_episodes:
-            values["collect/episode_return"] = self._returns / self._new_episodes
-            values["collect/episode_length"] = self._lengths / self._new_episodes
+        values["collect/worker_restarts"] = restarts
+        if new:
+            values["collect/episode_return"] = returns / new
+            values["collect/episode_length"] = lengths / new
         values.update({f"phase/{name}": count for name, count in scheduler.phase_counts().items()})
         since, env_steps, updates = self._row_mark
         seconds = max(now - since, 1e-9)
         values["time/env_steps_per_s"] = (scheduler.env_steps - env_steps) / seconds
         values["time/updates_per_s"] = (scheduler.updates - updates) / seconds
         values["time/minutes"] = self.wall_s / 60.0  # `wall_s` for a phase's `until`
+        values = ranks.shared(values)
         self._row_mark = (now, scheduler.env_steps, scheduler.updates)
         self._last_row = (scheduler.env_steps, scheduler.updates)
         self._returns = self._lengths = 0.0
@@ -113,8 +119,12 @@ class Recorder:
     # The console ------------------------------------------------------------------------------------------------------
 
     def show(self, activity: str, now: float) -> None:
-        """Renew the status line."""
+        """Renew the status line, and now and then the heartbeat."""
         scheduler = self._scheduler
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + HEARTBEAT_EVERY_S
+            done = {"env_steps": scheduler.env_steps, "updates": scheduler.updates}
+            self.run.heartbeat({**done, "phase": scheduler.current_phase().name, "activity": activity})
         since, env_steps, updates = self._rate_mark
         if now - since >= 2.0:
             seconds = now - since
@@ -180,3 +190,13 @@ class Recorder:
             self.event("damaged", f"{damage}. The run goes on; what was found is kept as {DAMAGED}.")
         now = time.monotonic()
         self._row_mark = self._rate_mark = (now, self._scheduler.env_steps, self._scheduler.updates)
+
+
+def mean_over_ranks(values: dict[str, float]) -> dict[str, float]:
+    """Each metric's mean over the ranks that have it."""
+    if ranks.count() == 1:
+        return values
+    shares = ranks.collected(values)
+    names = dict.fromkeys(name for share in shares for name in share)
+    known = {name: [share[name] for share in shares if name in share] for name in names}
+    return {name: sum(found) / len(found) for name, found in known.items()}

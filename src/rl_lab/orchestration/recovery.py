@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rl_lab import ranks
 from rl_lab.errors import CheckpointError
 from rl_lab.orchestration.nonfinite import nonfinite_parameter
 from rl_lab.orchestration.run_state import vary_random_streams
@@ -18,7 +19,9 @@ def resume(orchestrator: Orchestrator, path: Path | None = None) -> bool:
     """Stand where a checkpoint stood: the one at `path`, or the latest whose parameters are finite. False where there
     is none yet, so that the run starts anew."""
     checkpoints, run = orchestrator.checkpoints, orchestrator.run_directory
-    checkpoints.recover()
+    if ranks.is_first():
+        checkpoints.recover()
+    ranks.wait_for_all()
     paths = [path] if path is not None else checkpoints.newest_first()
     if not paths:
         orchestrator.recorder.logger.truncate(0)
@@ -72,6 +75,8 @@ def _restore_first(orchestrator: Orchestrator, paths: Sequence[Path], *, keep_wa
 
 def _forget_future(orchestrator: Orchestrator) -> None:
     """Remove everything younger than the present step: it belongs to a future that was given up."""
-    orchestrator.checkpoints.forget_after(orchestrator.clock)
+    if ranks.is_first():
+        orchestrator.checkpoints.forget_after(orchestrator.clock)
+    ranks.wait_for_all()
     if orchestrator.checkpoints.best() is None:
         orchestrator.best_score = None  # its agent is gone: the next evaluation is the best again

@@ -8,6 +8,7 @@ import os
 import platform
 import secrets
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from rl_lab.orchestration.files import overwrite, read_json, to_json, write_atom
 from rl_lab.orchestration.provenance import CONFIG_FILE, RUN_FILE, origin_of, write_protected
 from rl_lab.orchestration.run_lock import run_lock
 
+HEARTBEAT_FILE = "heartbeat.json"
 Status = Literal["running", "completed", "interrupted", "failed"]
 _FILES = ("manifest.json", CONFIG_FILE, RUN_FILE, "metrics.jsonl", "events.jsonl", "summary.json", "plan.txt",
           "report.html", "lock.json")  # fmt: skip
@@ -186,6 +188,11 @@ class RunDirectory:
 
     def write_summary(self, values: Mapping[str, Any]) -> None:
         write_atomic(self.summary_json, to_json(values))
+
+    def heartbeat(self, values: Mapping[str, Any]) -> None:
+        """Renew heartbeat.json: that the run's process was alive at this time, and how far it was."""
+        record = {"time": timestamp(), "host": socket.gethostname(), "pid": os.getpid(), **values}
+        write_atomic(self.path / HEARTBEAT_FILE, to_json(record))
 
     # Events -----------------------------------------------------------------------------------------------------------
 

@@ -46,16 +46,6 @@ class MuZeroSimulator(Simulator):
             following, reward, _ = self.model.step(state, action)
         return SimulatedStep(following, reward, torch.ones_like(reward))
 
-    def stepper(self) -> Callable[[MuZeroState, Tensor], tuple[SimulatedStep, Prediction]]:
-        expand = self.model.stepper()
-
-        def step(state: MuZeroState, action: Tensor) -> tuple[SimulatedStep, Prediction]:
-            with self.autocast():
-                following, reward, policy, value = expand(state, action)
-            return SimulatedStep(following, reward, torch.ones_like(reward)), Prediction(policy, value)
-
-        return step
-
     def predict(self, state: MuZeroState) -> Prediction:
         with self.autocast():
             output = self.model.predict(state)

@@ -127,15 +127,6 @@ class Simulator(ABC):
         """Policy logits and value of the same states; a model whose networks share layers computes them at once."""
         return Prediction(self.policy_logits(state), self.value(state))
 
-    def stepper(self) -> Callable[[ModelState, Tensor], tuple[SimulatedStep, Prediction]]:
-        """A function that steps and predicts, for the many steps of one search, in which the model does not change."""
-
-        def step(state: ModelState, action: Tensor) -> tuple[SimulatedStep, Prediction]:
-            following = self.step(state, action)
-            return following, self.predict(following.state)
-
-        return step
-
     def observation(self, state: ModelState) -> dict[str, Tensor]:
         """The predicted observation of a state, [batch, ...] per key, where the model has one (`has_observation`)."""
         raise NotImplementedError(f"{type(self).__name__} predicts no observations")

@@ -44,6 +44,9 @@ class Workflow:
     other_hooks: ClassVar[tuple[str, ...]] = ()
     named_hooks: ClassVar[tuple[str, ...]] = ("distill",)  # updates that run only in phases that name them
 
+    # Whether several ranks can share out an update: its losses are plain means over the batch, its statistics reduced.
+    data_parallel: ClassVar[bool] = False
+
     def check_phases(self, phases: Sequence[PhaseSteps]) -> None:
         """Refuse a curriculum that this algorithm cannot follow, with a ConfigError, before anything is built."""
 

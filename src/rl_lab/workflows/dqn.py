@@ -56,6 +56,7 @@ class DQN(Workflow):
     """Methods appear in the order: exploring, the target, the update."""
 
     name = "dqn"
+    data_parallel = True
     update_hooks = ("update",)
 
     def __init__(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rl_lab.components.actors.dreamer import Actor
 from rl_lab.components.critics.dreamer import Critic
 from rl_lab.components.planners.base import Planner
-from rl_lab.components.world_models.base import Dream, LatentState
+from rl_lab.components.world_models.base import Dream, LatentState, StateSpaceModel
 from rl_lab.errors import ConfigError
 from rl_lab.kernels.dreams import CopiedDream, DeferredDream
 from rl_lab.kernels.graphs import Branch, GradientCut
@@ -194,7 +194,7 @@ class Dreamer(WorldModelWorkflow):
             losses, metrics = losses | own_losses, metrics | own_metrics
         else:
             self.optimizers.zero_grad()
-            if self._branch is not None and getattr(self.losses, "__func__", None) is Dreamer.losses:
+            if self._branch is not None and _is(self.losses, Dreamer.losses):
                 total, losses, states, metrics = self._learn_side_by_side(data, self._branch)
             else:
                 with self.autocast():
@@ -283,12 +283,13 @@ class Dreamer(WorldModelWorkflow):
                 return self._dreams(start, noise, action_noise)
         if self.gradient == "reinforce" and not self.context.compile:
             with torch.inference_mode():  # a tenth less time for small operations than without gradients alone
-                dream = self.rssm.imagine(start, self._policy, latent_noise=noise, action_noise=action_noise)
+                dream = self.rssm.imagine(start, self.dreamt_action, latent_noise=noise, action_noise=action_noise)
             return dream.clone()
         with self.imagining():
-            return self.rssm.imagine(start, self._policy, latent_noise=noise, action_noise=action_noise)
+            return self.rssm.imagine(start, self.dreamt_action, latent_noise=noise, action_noise=action_noise)
 
-    def _policy(self, features: Tensor, noise: Tensor) -> Tensor:
+    def dreamt_action(self, features: Tensor, noise: Tensor) -> Tensor:
+        """The action in an imagined state. An override takes dreams off the GPU's copies of model and actor."""
         return self.actor.distribution(self.actor(features.detach())).sample(noise)
 
     def predictions(self, features: Float[Tensor, "states starts size"], value_logits: Tensor) -> Predictions:
@@ -318,9 +319,11 @@ class Dreamer(WorldModelWorkflow):
 
     def _compile(self) -> None:
         dtype = self.context.autocast_dtype or torch.float32
-        if self.gradient == "reinforce" and dtype != torch.float32:
+        copies_hold = _is(self.dreamt_action, Dreamer.dreamt_action)
+        plain_loop = _is(self.rssm.imagine, StateSpaceModel.imagine) and self.rssm.initial(1).memory is None
+        if copies_hold and self.gradient == "reinforce" and dtype != torch.float32:
             self._dreams = CopiedDream(self.rssm, self.actor, dtype)
-        elif self.gradient != "reinforce" and self.rssm.initial(1).memory is None:
+        elif copies_hold and plain_loop and self.gradient != "reinforce":
             self._dreams = DeferredDream(self.rssm, self.actor, dtype, Dream.of)
         super()._compile()
         if self.context.device.type == "cuda" and type(self).losses is Dreamer.losses:
@@ -361,6 +364,11 @@ class Dreamer(WorldModelWorkflow):
 
     def _changing_tensors(self) -> Sequence[Tensor]:
         return self._model_tensors() + self.optimizers.state_tensors()
+
+
+def _is(method: Any, plain: Any) -> bool:
+    """Whether a bound method is this one, and neither overridden in a class nor replaced on an instance."""
+    return getattr(method, "__func__", None) is plain
 
 
 def with_first(discount: Float[Tensor, "states starts"], first: Float[Tensor, " starts"]) -> Tensor:

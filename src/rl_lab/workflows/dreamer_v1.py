@@ -16,7 +16,7 @@ from rl_lab.components.world_models.base import LatentState
 from rl_lab.errors import ConfigError
 from rl_lab.losses.returns import (
     actor_loss,
-    departure_weights,
+    cumulative_discounts_before,
     mean_kl_with_free_nats,
     recursive_returns,
     weighted_mean,
@@ -76,7 +76,7 @@ class DreamerV1(Dreamer):
             r, γ, v, _ = self.predictions(dream.features, logits.detach())
             γ = with_first(γ, going_on(data.is_terminal.flatten()))
             returns = recursive_returns(r[:-1], γ[:-1], v[1:], self.lambda_, v[-1], dim=0)[1:]
-        w = departure_weights(γ)[1:-1]
+        w = cumulative_discounts_before(γ)[1:-1]
         losses = {
             "policy": actor_loss(returns, w),
             "value": weighted_mean(self.critic.loss(logits[1:-1], returns.detach()), w),

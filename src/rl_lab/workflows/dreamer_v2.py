@@ -16,7 +16,7 @@ from rl_lab.components.world_models.base import LatentState
 from rl_lab.errors import ConfigError
 from rl_lab.losses.returns import (
     actor_loss,
-    departure_weights,
+    cumulative_discounts_before,
     mean_kl_with_free_nats,
     recursive_returns,
     reinforce_objective,
@@ -94,7 +94,7 @@ class DreamerV2(Dreamer):
             r, γ, v, _ = self.predictions(dream.features, logits.detach())
             γ = with_first(γ, self.discount * going_on(data.is_terminal.flatten()))
             returns = recursive_returns(r[:-1], γ[:-1], v[1:], self.lambda_, v[-1], dim=0)
-        w = departure_weights(γ)[:-1]
+        w = cumulative_discounts_before(γ)[:-1]
         policy = self.actor.distribution(self.policy_params(dream.features[:-2].detach()))
         advantage = returns[1:] - v[:-2]
         objective = returns[1:]

@@ -16,7 +16,7 @@ from rl_lab.components.predictors import ContinuePredictor
 from rl_lab.components.world_models.base import LatentState
 from rl_lab.losses.returns import (
     actor_loss,
-    arrival_weights,
+    cumulative_discounts,
     lambda_returns,
     reinforce_objective,
     step_kl_with_free_nats,
@@ -32,6 +32,7 @@ class DreamerV3(Dreamer):
     """Methods appear in the order in which the paper introduces them."""
 
     name = "dreamer_v3"
+    data_parallel = True
     loss_names: ClassVar[tuple[str, ...]] = (
         "observation", "reward", "continue", "dynamics", "representation", "policy", "value", "replay_value",
     )  # fmt: skip
@@ -102,7 +103,7 @@ class DreamerV3(Dreamer):
             returns = lambda_returns(r, γ, v, self.lambda_, dim=0)
             scale = self.return_normalizer(returns.detach())
             advantage = (returns - v[:-1]) / scale
-        w = arrival_weights(γ)[:-1]
+        w = cumulative_discounts(γ)[:-1]
         policy = self.actor.distribution(self.policy_params(dream.features[:-1].detach()))
         objective = advantage
         if self.gradient == "reinforce":

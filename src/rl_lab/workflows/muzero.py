@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -30,10 +30,20 @@ from rl_lab.components.muzero.representation import Representation
 from rl_lab.components.planners.base import Plan, Planner
 from rl_lab.components.planners.mcts import MCTS, Search
 from rl_lab.errors import ConfigError, nearest
+from rl_lab.kernels.graphs import CapturedStep
 from rl_lab.losses.unrolled import EpisodeMasks
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.flat_adam import FlatAdam
-from rl_lab.records import BatchSpec, CollectResult, Fields, FieldSpec, Observation, SequenceBatch
+from rl_lab.records import (
+    OBSERVATION_PREFIX,
+    BatchSpec,
+    CollectResult,
+    Fields,
+    FieldSpec,
+    Observation,
+    SequenceBatch,
+    split_observation,
+)
 from rl_lab.simulation.muzero import MuZeroSimulator
 from rl_lab.simulation.simulator import ModelState
 from rl_lab.workflows.base import AgentState, Mode, Workflow
@@ -42,14 +52,18 @@ from rl_lab.workflows.muzero_targets import ACTIONS, POLICY, VALUE, MuZeroTarget
 from rl_lab.workflows.priority_writer import PriorityWriter
 from rl_lab.workflows.schedule import StepSchedule
 
+LEARNED_FROM = ("action", "reward", "is_first", "is_last", "is_terminal")  # of a batch, beside its observation
+RENEWED = "renewed."  # before the names of fields that an update found anew
 LOSS_SCALES = {"policy": 1.0, "value": 0.25, "reward": 1.0, "consistency": 2.0, "entropy": 0.0}
 Losses = dict[str, Tensor]
+Step = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 class MuZero(Workflow):
     """Methods appear in the order: acting, losses, the update. `MuZeroTargets` makes the targets."""
 
     name = "muzero"
+    data_parallel = True
     update_hooks = ("update", "update_world_model", "update_controller")
     planner: Planner
 
@@ -103,7 +117,6 @@ class MuZero(Workflow):
         )
         self.slow = context.component("slow_model", SlowTarget)
         assert isinstance(self.slow.network, MuZeroModel)
-        self.model.kernels = self.slow.network.kernels  # chosen for a copy of the same networks
         self.frames = context.component("frame_stack", FrameStack)
         has_projection = "projection" in context.components
         self.projection = context.component("projection", Projection) if has_projection else None
@@ -120,6 +133,8 @@ class MuZero(Workflow):
         self._priorities = PriorityWriter(context.data_sources, late=context.device.type == "cuda")
         self._step = self._records = 0
         self._warned = False
+        self._graphs: dict[tuple[Any, ...], CapturedStep] = {}  # of decisions and updates, on a GPU
+        self._metric_names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def _bind_search(self, context: WorkflowContext) -> None:
         if not isinstance(self.planner, MCTS):
@@ -163,19 +178,46 @@ class MuZero(Workflow):
     @torch.no_grad()
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
         """Search, and take the action that was visited most; `train` explores, and draws by the visit counts."""
-        seen, memory = self._see(observation, state)
-        root = self.simulator.observe(seen)
         if not isinstance(self.planner, MCTS):
+            seen, memory = self._see(observation, state)
             kept = {name: state[name] for name in self.planner.initial_memory(0)}
-            plan = self.planner.plan(root, kept, observation=seen)
+            plan = self.planner.plan(self.simulator.observe(seen), kept, observation=seen)
             return self.codec.decode(plan.action).cpu().numpy(), memory | plan.memory
+        inputs = {OBSERVATION_PREFIX + key: torch.as_tensor(value) for key, value in observation.items()} | state
+        inputs["temperature"] = torch.tensor(self.temperature(self._step))
         count = None if mode == "eval" or self.simulations is None else int(self.simulations(self._step))
-        search = self.planner.search(root, explore=mode == "train", legal=self._legal(seen), simulations=count)
-        edge = search.chosen
-        if mode == "train" and self.planner.rule == "puct":
-            edge = search.sample(self.temperature(self._step))
+        key = ("act", mode, count, len(inputs[VALUE]))
+        outputs = self._run(key, lambda given: self._decide_by_search(given, mode, count), inputs)
+        # A graph overwrites its outputs in the next call; a state belongs to the caller.
+        memory = {name: value.clone() if value.is_cuda else value for name, value in outputs.items()}
+        return memory.pop("action").cpu().numpy(), memory
+
+    def _decide_by_search(self, inputs: Mapping[str, Tensor], mode: Mode, simulations: int | None) -> dict[str, Tensor]:
+        """From observation, memory and temperature to the action, as the environment takes it, and the next memory."""
+        assert isinstance(self.planner, MCTS)
+        observation, memory = split_observation(inputs)
+        seen, frames = self.frames.push(observation, memory)
+        root, explore = self.simulator.observe(seen), mode == "train"
+        search = self.planner.search(root, explore=explore, legal=self._legal(seen), simulations=simulations)
+        draws = explore and self.planner.rule == "puct"
+        edge = search.sample(memory["temperature"]) if draws else search.chosen
         action = self.codec.decode(search.actions[search.tree.rows, edge])
-        return action.cpu().numpy(), memory | self._found(search)
+        return frames | self._found(search) | {"action": action}
+
+    def _run(self, key: tuple[Any, ...], step: Step, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A step from tensors to tensors, on a GPU as a CUDA graph: one for each key."""
+        if not self.context.compile:
+            return step({name: value.to(self.context.device) for name, value in inputs.items()})
+        if key not in self._graphs:
+            self._graphs[key] = CapturedStep(step, self._changing_tensors if key[0] == "learn" else list)
+        return self._graphs[key](inputs)
+
+    def _changing_tensors(self) -> list[Tensor]:
+        """Everything that an update changes in place."""
+        assert self.model_optimizer is not None
+        assert self.prediction_optimizer is not None
+        tensors = [tensor for part in self.context.components.values() for tensor in part.state_dict().values()]
+        return tensors + self.model_optimizer.state_tensors() + self.prediction_optimizer.state_tensors()
 
     def _see(self, observation: Observation, state: AgentState) -> tuple[Mapping[str, Tensor], AgentState]:
         tensors = {key: torch.as_tensor(value, device=self.context.device) for key, value in observation.items()}
@@ -281,15 +323,36 @@ class MuZero(Workflow):
         """Policy and value alone, on a model that stays as it is."""
         return self._learn(batch, phase, ("policy", "value", "entropy"))
 
-    def _learn(self, batch: SequenceBatch, phase: PhaseView, names: Sequence[str]) -> TensorMetrics:
+    def _learn(self, batch: SequenceBatch, phase: PhaseView, names: tuple[str, ...]) -> TensorMetrics:
+        outputs = self._run(("learn", names), lambda given: self._train_step(given, names), self._inputs(batch))
+        source, first = phase.data_source, self.frames.context
+        if source is not None and batch.indices is not None:
+            renewed = {name: outputs[RENEWED + name] for name in (POLICY, VALUE, ACTIONS) if RENEWED + name in outputs}
+            if renewed:
+                indices = batch.indices[: len(renewed[VALUE]), first : first + self.unroll + 1]
+                self.context.data_sources[source].update(indices, renewed)
+            if batch.weight is not None:
+                self._priorities.write(source, batch.indices[:, first], outputs["priority"])
+        self._watch_support(outputs)
+        return TensorMetrics(self._metric_names[names], outputs["metrics"])
+
+    def _inputs(self, batch: SequenceBatch) -> dict[str, Tensor]:
+        """The tensors of a batch that are learned from, by name, and the lengths of its returns."""
+        inputs = {OBSERVATION_PREFIX + key: value for key, value in batch.observation.items()} | batch.extras
+        inputs |= {name: getattr(batch, name) for name in LEARNED_FROM}
+        optional = {"weight": batch.weight, "lengths": self.target_maker.return_lengths(batch, self._records)}
+        return inputs | {name: value for name, value in optional.items() if value is not None}
+
+    def _train_step(self, inputs: Mapping[str, Tensor], names: tuple[str, ...]) -> dict[str, Tensor]:
+        """One gradient step by these losses. Returns metrics, new priorities, new searches, and the targets."""
+        observation, rest = split_observation(inputs)
+        lengths, weight = rest.pop("lengths", None), rest.pop("weight", None)
+        own = {name: rest.pop(name) for name in LEARNED_FROM}
+        batch, frozen = SequenceBatch(observation=observation, extras=rest, weight=weight, **own), "reward" not in names
         with self.context.autocast():
-            targets, renewed = self.target_maker.make(batch, records=self._records)
-        if renewed is not None and renewed.indices is not None and phase.data_source is not None:
-            self.context.data_sources[phase.data_source].update(renewed.indices, renewed.fields)
-        frozen = "reward" not in names
-        with self.context.autocast():
+            targets, renewed = self.target_maker.make(batch, lengths)
             losses, value = self.losses(batch, targets, frozen_model=frozen)
-        weight = torch.ones_like(value) if batch.weight is None else batch.weight
+        weight = torch.ones_like(value) if weight is None else weight
         means = {name: (weight * losses[name]).mean() for name in names if name in losses}
         total = torch.stack([self.loss_scales[name] * loss for name, loss in means.items()]).sum()
         assert self.model_optimizer is not None
@@ -303,34 +366,33 @@ class MuZero(Workflow):
             optimizer.step(loss=total)
         self.slow.update(self.model)
         error = (value - targets.value[:, 0]).abs() * targets.masks.known[:, 0]
-        self._write_priorities(batch, targets, error, phase)
-        self._watch_support(targets)
-        metrics = {f"loss/{name}": loss for name, loss in means.items()} | {"loss/total": total}
+        metrics = {f"loss/{name}": loss.detach() for name, loss in means.items()} | {"loss/total": total.detach()}
         metrics |= {"value/predicted": value.mean(), "value/target": targets.value[:, 0].mean()}
         metrics |= {"value/error_size": error.mean(), "optimizer/grad_norm": optimizers[0].last_grad_norm}
-        return TensorMetrics.pack(metrics)
+        packed = TensorMetrics.pack(metrics)
+        self._metric_names[names] = packed.names
+        outputs = {RENEWED + name: found for name, found in ({} if renewed is None else renewed).items()}
+        outputs |= {"metrics": packed.values_vector, "priority": self._priority(targets, error)}
+        return outputs | {"value": targets.value, "reward": targets.reward}
 
-    def _write_priorities(self, batch: SequenceBatch, targets: Targets, error: Tensor, phase: PhaseView) -> None:
-        if batch.weight is None or batch.indices is None or phase.data_source is None:
-            return
+    def _priority(self, targets: Targets, error: Tensor) -> Float[Tensor, " batch"]:
         floor = self.priority_floor
         priority = torch.where(targets.masks.decided[:, 0] > 0, error + floor, 0.0)
-        priority = torch.nan_to_num(priority, nan=floor, posinf=floor)
-        self._priorities.write(phase.data_source, batch.indices[:, self.frames.context], priority)
+        return torch.nan_to_num(priority, nan=floor, posinf=floor)
 
-    def _watch_support(self, targets: Targets) -> None:
+    def _watch_support(self, targets: Mapping[str, Tensor]) -> None:
         """Say once that the bins do not reach the returns. On a GPU this would wait for the device: it is left out."""
-        if self._warned or targets.value.is_cuda:
+        if self._warned or targets["value"].is_cuda:
             return
-        message = clipped_targets("prediction", self.model.prediction.support, targets.value)
-        message = message or clipped_targets("dynamics", self.model.dynamics.support, targets.reward)
+        message = clipped_targets("prediction", self.model.prediction.support, targets["value"])
+        message = message or clipped_targets("dynamics", self.model.dynamics.support, targets["reward"])
         if message is not None:
             self._warned = True
             warnings.warn(message, stacklevel=2)
 
     def batch_losses(self, batch: SequenceBatch) -> Losses:
         with self.context.autocast():
-            targets, _ = self.target_maker.make(batch, records=self._records)
+            targets, _ = self.target_maker.make(batch, self.target_maker.return_lengths(batch, self._records))
             return {name: loss.mean() for name, loss in self.losses(batch, targets)[0].items()}
 
     def log_metrics(self, step: int, writer: MetricsSink) -> None:

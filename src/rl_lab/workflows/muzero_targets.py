@@ -31,13 +31,6 @@ class Targets(NamedTuple):
     masks: EpisodeMasks
 
 
-class Reanalysis(NamedTuple):
-    """New searches of some records, to be stored with them."""
-
-    indices: Int[Tensor, "windows states"] | None  # None: the source does not number its records
-    fields: dict[str, Tensor]
-
-
 class MuZeroTargets:
     """Makes targets from windows of records. `model` is the slow copy, `planner` searches in it."""
 
@@ -61,8 +54,11 @@ class MuZeroTargets:
         self.bootstrap, self.correction_interval, self.reanalyze = bootstrap, correction_interval, reanalyze
 
     @torch.no_grad()
-    def make(self, batch: SequenceBatch, *, records: int = 0) -> tuple[Targets, Reanalysis | None]:
-        """Targets of the windows' first records. `records`: how many were collected so far, to tell a window's age."""
+    def make(
+        self, batch: SequenceBatch, lengths: Int[Tensor, " batch"] | None = None
+    ) -> tuple[Targets, dict[str, Tensor] | None]:
+        """Targets of the windows' first records, whose returns have `lengths` (None: all of them `td_steps`), and what
+        was found where they were searched again."""
         first = self.frames.context
         stop = first + self.states
         masks = episode_masks(batch.is_last[:, first:], batch.is_terminal[:, first:], self.states)
@@ -77,15 +73,15 @@ class MuZeroTargets:
 
         def joined(name: str) -> Tensor:  # what was searched now, then what was stored
             stored = [batch.extras[name][count:, first:stop]] if count < windows else []
-            return torch.cat([*([renewed.fields[name]] if renewed else []), *stored])
+            return torch.cat([*([renewed[name]] if renewed else []), *stored])
 
         policy, actions = joined(POLICY), None if self.planner.enumerates else joined(ACTIONS)
-        value = absorb(self.returns(batch, records), masks)
+        value = absorb(self.returns(batch, lengths), masks)
         return Targets(value, batch.reward[:, first + 1 : stop], policy, actions, masks), renewed
 
     # Returns ----------------------------------------------------------------------------------------------------------
 
-    def returns(self, batch: SequenceBatch, records: int = 0) -> Float[Tensor, "batch states"]:
+    def returns(self, batch: SequenceBatch, lengths: Int[Tensor, " batch"] | None) -> Float[Tensor, "batch states"]:
         """n-step or λ-returns of the first records, bootstrapped from the slow copy's values or the stored ones."""
         first = self.frames.context
         reward, is_last = batch.reward[:, first:], batch.is_last[:, first:]
@@ -95,16 +91,18 @@ class MuZeroTargets:
             mix = self.lambda_ * (1.0 - is_last.float())
             live = masked_discount(is_terminal, self.discount)
             return lambda_returns(reward, live, self._values(batch, every), mix)[:, : self.states]
-        position = bootstrap_positions(is_last, self._return_lengths(batch, records), self.states)
+        steps = self.td_steps if lengths is None else lengths.to(reward.device)
+        position = bootstrap_positions(is_last, steps, self.states)
         value = self._values(batch, position) * (1.0 - is_terminal.gather(1, position).float())
         return unrolled_n_step_returns(reward, position, value, discount=self.discount, steps=self.td_steps)
 
-    def _return_lengths(self, batch: SequenceBatch, records: int) -> Int[Tensor, " batch"] | int:
-        """n, and less for old records, whose actions are those of a policy that is gone."""
+    def return_lengths(self, batch: SequenceBatch, records: int) -> Int[Tensor, " batch"] | None:
+        """n, and less for old records, whose actions are those of a policy that is gone. `records`: how many were
+        collected so far. None: n for all."""
         if self.correction_interval is None or batch.indices is None:
-            return self.td_steps
+            return None
         age = (records - batch.indices[:, self.frames.context]).clamp(min=0)
-        return (self.td_steps - age // self.correction_interval).clamp(1, self.td_steps).to(batch.reward.device)
+        return (self.td_steps - age // self.correction_interval).clamp(1, self.td_steps)
 
     def _values(self, batch: SequenceBatch, position: Int[Tensor, "batch states"]) -> Float[Tensor, "batch states"]:
         """The value of these records; where nothing was searched (an episode's last record, random play) always the
@@ -118,8 +116,9 @@ class MuZeroTargets:
 
     # Searches ---------------------------------------------------------------------------------------------------------
 
-    def search_again(self, batch: SequenceBatch, count: int) -> Reanalysis:
-        """Search the records of the first `count` windows by the slow copy, without noise."""
+    def search_again(self, batch: SequenceBatch, count: int) -> dict[str, Tensor]:
+        """Search the first records of `count` windows by the slow copy, without noise: fields to be stored with them,
+        [windows, states, …]."""
         first = self.frames.context
         times = first + torch.arange(self.states, device=batch.reward.device).expand(count, -1)
         seen = self.seen(batch, times)
@@ -132,8 +131,7 @@ class MuZeroTargets:
         fields = {POLICY: by_window(search.policy) * decided[..., None], VALUE: by_window(search.value) * decided}
         if not self.planner.enumerates:
             fields[ACTIONS] = by_window(search.actions)
-        indices = None if batch.indices is None else batch.indices[:count, first : first + self.states]
-        return Reanalysis(indices, fields)
+        return fields
 
     def _legal(self, seen: Mapping[str, Tensor]) -> Bool[Tensor, "rows actions"] | None:
         """An episode's last record may allow no action: nothing is taken from there, so all of them are searched."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rl_lab import ranks
 from rl_lab.components.actions import mask_illegal
 from rl_lab.components.actors.action_distributions import ActionDistribution
 from rl_lab.components.actors.ppo import Policy, ValueHead
@@ -63,6 +64,7 @@ class PPO(Workflow):
     """Methods appear in the order in which a rollout passes through them."""
 
     name = "ppo"
+    data_parallel = True
     update_hooks = ("update",)
     named_hooks = ("distill", "clone")
 
@@ -224,7 +226,7 @@ class PPO(Workflow):
         losses = self.losses(prediction, data)
         total = torch.stack([self.loss_scales.get(name, 1.0) * loss for name, loss in losses.items()]).sum()
         metrics = self._policy_metrics(prediction.log_ratio.detach())
-        stop = self.target_kl is not None and bool(metrics["policy/kl"] > KL_TOLERANCE * self.target_kl)
+        stop = self.target_kl is not None and bool(ranks.average(metrics["policy/kl"]) > KL_TOLERANCE * self.target_kl)
         if not stop:
             if self.anneal_learning_rate:
                 scale_learning_rate(self.optimizer, self._share_left())
@@ -286,7 +288,7 @@ class PPO(Workflow):
         total = self.context.config.get("training", {}).get("total_timesteps")
         if total is None or self.context.train_envs is None:
             return 1.0
-        return max(0.0, 1.0 - self._decisions * self.context.train_envs.num_envs / total)
+        return max(0.0, 1.0 - self._decisions * self.context.train_envs.num_envs * ranks.count() / total)
 
     def batch_losses(self, batch: RolloutBatch) -> Losses:
         data = self._minibatch(batch)

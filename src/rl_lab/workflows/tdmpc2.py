@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from rl_lab import ranks
 from rl_lab.errors import ConfigError, nearest
 from rl_lab.nn.normalizers import RunningScale
 from rl_lab.records import SequenceBatch
@@ -28,6 +29,7 @@ class TDMPC2(TDMPCBase):
     """Methods appear in the order of one update."""
 
     name = "tdmpc2"
+    data_parallel = True
     q_reduction = "mean"
     loss_names: ClassVar[tuple[str, ...]] = ("consistency", "reward", "termination", "value")
     compiled = ("_targets", "world_model_losses", "_value_loss")
@@ -182,8 +184,8 @@ class TDMPC2(TDMPCBase):
         value, entropy = self.policy_values(latents)
         if watch:
             first = value[0].detach()
-            mean = (alive[0] * first).sum() / alive[0].sum().clamp(min=1.0)
-            self.value_scale.update(torch.where(alive[0] > 0, first, mean))
+            total, count = ranks.average(torch.stack([(alive[0] * first).sum(), alive[0].sum()]))
+            self.value_scale.update(torch.where(alive[0] > 0, first, total / count.clamp(min=1.0 / ranks.count())))
         objective = self.value_scale(value) + self.entropy_scale * entropy
         loss = -(alive * self.step_weight * objective).mean()
         return loss, {"policy/entropy": entropy.mean(), "policy/value": value.mean(), "q/scale": self.value_scale.value}

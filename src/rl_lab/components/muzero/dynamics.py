@@ -62,8 +62,8 @@ class Dynamics(nn.Module):
         norm: bool = True,
         blocks: int = 1,
         head_units: int = 32,
-        bins: int = 601,
-        limit: float = 300.0,  # of the transformed reward
+        bins: int,
+        limit: float,  # of the transformed reward
         value_prefix: bool = False,
         prefix_length: int = 5,
         prefix_units: int = 64,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -13,12 +13,9 @@ from rl_lab.components.muzero.dynamics import Dynamics, MuZeroState, MuZeroStep
 from rl_lab.components.muzero.layers import MLP
 from rl_lab.components.muzero.prediction import PolicyValueNetwork, PredictionOutput
 from rl_lab.components.muzero.representation import Representation
-from rl_lab.kernels.registry import Accelerated
-
-Expansion = tuple[MuZeroState, Tensor, Tensor, Tensor]  # state, reward, policy parameters, value
 
 
-class MuZeroModel(Accelerated):
+class MuZeroModel(nn.Module):
     """h, g and f (Schrittwieser et al., 2020)."""
 
     def __init__(self, *, representation: Representation, dynamics: Dynamics, prediction: PolicyValueNetwork) -> None:
@@ -35,17 +32,6 @@ class MuZeroModel(Accelerated):
 
     def predict(self, state: MuZeroState) -> PredictionOutput:
         return self.prediction(state.latent)
-
-    def stepper(self) -> Callable[[MuZeroState, Tensor], Expansion]:
-        """A function that steps the model and predicts at the new node. The weights must not change meanwhile."""
-        if self.kernels and (kernel := self.kernel("stepper")) is not None:
-            return kernel(self)
-        return self._expand
-
-    def _expand(self, state: MuZeroState, action: Float[Tensor, "rows action"]) -> Expansion:
-        state, reward, _ = self.step(state, action)
-        output = self.predict(state)
-        return state, reward, output.policy, self.prediction.support.mean(output.value)
 
     def value(self, observation: Mapping[str, Tensor]) -> Float[Tensor, " rows"]:
         """The value of observations, without search."""

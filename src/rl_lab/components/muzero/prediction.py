@@ -87,8 +87,8 @@ class PolicyValueNetwork(nn.Module):
         norm: bool = True,
         blocks: int = 1,
         head_units: int = 32,
-        bins: int = 601,
-        limit: float = 300.0,  # of the transformed value
+        bins: int,
+        limit: float,  # of the transformed value
     ) -> None:
         super().__init__()
         spec = action_spec(action)

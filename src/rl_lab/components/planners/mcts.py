@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,9 +21,9 @@ from rl_lab.simulation.simulator import ModelState, batch_size
 
 ILLEGAL = torch.finfo(torch.float32).min  # logit of an action that cannot be taken; not -inf, which makes NaN
 
-Expanded = tuple[
-    ModelState, Tensor, Tensor, Tensor, Tensor, Tensor
-]  # state, reward, continuation, actions, logits, value
+# State, reward, continuation, actions (None: all classes), logits, value.
+Expanded = tuple[ModelState, Tensor, Tensor, Tensor | None, Tensor, Tensor]
+COLDEST = 1e-6  # temperature that is divided by
 MIN_DISCOUNT = 0.1  # a value that includes a reward is divided by no less
 
 
@@ -47,12 +47,11 @@ class Search:
         """Mean return of each action; NaN where it was never tried."""
         return torch.where(self.visits > 0, self.tree.root.q.float(), torch.nan)
 
-    def sample(self, temperature: float) -> Int[Tensor, " roots"]:
-        """An edge with probability N^(1/temperature) / Σ N^(1/temperature); temperature 0 is `chosen`."""
-        if temperature == 0.0:
-            return self.chosen
-        scores = self.visits.log() / temperature
-        return torch.multinomial(torch.softmax(scores, -1), 1)[:, 0]
+    def sample(self, temperature: Float[Tensor, ""] | float) -> Int[Tensor, " roots"]:
+        """An edge with probability N^(1/temperature) / Σ N^(1/temperature): the largest of log(N) / temperature +
+        Gumbel noise. With temperature 0 one of those that were visited most."""
+        scores = self.visits.log() / torch.as_tensor(temperature).clamp(min=COLDEST)
+        return (scores - torch.empty_like(scores).exponential_().log()).argmax(-1)
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class MCTS(Accelerated, Planner):
         """Search from one state in each environment. `explore` adds noise to the root: Dirichlet's or Gumbel's, drawn
         here unless `noise` is given. `legal` says which actions the roots allow."""
         count = self.simulations if simulations is None else simulations
-        actions, logits, value = self._evaluate(state)
+        sampled, logits, value = self._evaluate(state)
         if legal is not None:
             if logits.device.type == "cpu" and not legal.any(-1).all():
                 raise DataError("The action mask allows no action at all, so there is nothing to search for.")
@@ -167,8 +166,8 @@ class MCTS(Accelerated, Planner):
             prior=self._noisy_prior(logits, noise) if self.rule == "puct" and noise is not None else None,
         )  # fmt: skip
         rule = self._selection_rule(logits, noise, count)
-        self._grow(tree, rule, state, actions)
-        return self._result(tree, rule, actions)
+        self._grow(tree, rule, state, sampled)
+        return self._result(tree, rule, self._classes(len(logits)) if sampled is None else sampled)
 
     def _selection_rule(self, logits: Tensor, noise: Tensor | None, simulations: int) -> SelectionRule:
         if self.rule == "puct":
@@ -178,18 +177,18 @@ class MCTS(Accelerated, Planner):
             considered=self.considered, visit_scale=self.visit_scale, value_scale=self.value_scale,
         )  # fmt: skip
 
-    def _grow(self, tree: SearchTree, rule: SelectionRule, state: ModelState, actions: Tensor) -> None:
+    def _grow(self, tree: SearchTree, rule: SelectionRule, state: ModelState, actions: Tensor | None) -> None:
         """All simulations: select an edge in each tree, take it in the model, add what follows."""
         if self.kernels and (kernel := self.kernel("_grow")) is not None and kernel(self, tree, rule, state):
             return
         simulator, sign = self.simulator, 1.0 if self.players == 1 else -1.0
         states = StateStore(state, tree.simulations + 1)
-        sampled = None if self.enumerates else StateStore(actions, tree.simulations + 1)
-        walker, step = self._walker(tree, rule), self._stepper()
+        sampled = None if actions is None else StateStore(actions, tree.simulations + 1)
+        walker = self._walker(tree, rule)
         for _ in range(tree.simulations):
             node, edge = walker.select()
             action = one_hot(edge, tree.actions) if sampled is None else sampled.at(node)[tree.rows, edge]
-            following, reward, continuation, actions, logits, value = step(states.at(node), action)
+            following, reward, continuation, actions, logits, value = self._expand(states.at(node), action)
             states.append(following)
             if sampled is not None:
                 sampled.append(actions)
@@ -198,21 +197,10 @@ class MCTS(Accelerated, Planner):
                 value = (value - reward) / discount.clamp(min=MIN_DISCOUNT)
             walker.expand(node, edge, reward=reward.float(), discount=discount.float(), logits=logits, value=value)
 
-    def _stepper(self) -> Callable[[ModelState, Tensor], Expanded]:
-        """A function that steps the model and returns actions, logits and value of the new node."""
-        if self._predicts:
-            step_and_predict = self.simulator.stepper()
-
-            def step(state: ModelState, action: Tensor) -> Expanded:
-                following, prediction = step_and_predict(state, action)
-                return (*following, action, prediction.logits.float(), prediction.value.float())
-        else:
-
-            def step(state: ModelState, action: Tensor) -> Expanded:
-                following = self.simulator.step(state, action)
-                return (*following, *self._evaluate(following.state))
-
-        return step
+    def _expand(self, state: ModelState, action: Tensor) -> Expanded:
+        """Step the model: what follows, and the actions, logits and value of the new node."""
+        following = self.simulator.step(state, action)
+        return (*following, *self._evaluate(following.state))
 
     @property
     def _predicts(self) -> bool:
@@ -225,12 +213,12 @@ class MCTS(Accelerated, Planner):
             return kernel(self, tree, rule) or TreeWalker(tree, rule)
         return TreeWalker(tree, rule)
 
-    def _evaluate(self, state: ModelState) -> tuple[Tensor, Tensor, Tensor]:
-        """Actions of the edges [roots, actions, action], their logits, and the value."""
+    def _evaluate(self, state: ModelState) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Actions of the edges [roots, actions, action] where they are sampled, their logits, and the value."""
         simulator, roots = self.simulator, batch_size(state)
         if self._predicts:
             logits, value = simulator.predict(state)
-            return self._classes(roots), logits.float(), value.float()
+            return None, logits.float(), value.float()
         if self.leaf_value == "model":
             value = simulator.value(state)
         else:
@@ -240,7 +228,7 @@ class MCTS(Accelerated, Planner):
         if self.enumerates:
             uniform = value.new_zeros(roots, self.edges)
             logits = simulator.policy_logits(state).float() if self.prior == "model" else uniform
-            return self._classes(roots), logits, value
+            return None, logits, value
         if self.prior == "model":
             actions = simulator.policy_samples(state, self.edges)
         else:

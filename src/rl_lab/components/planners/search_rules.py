@@ -97,11 +97,11 @@ class GumbelRule(SelectionRule):
     def root(self, edges: Edges, legal: Bool[Tensor, "roots actions"]) -> Int[Tensor, " roots"]:
         done = edges.visits.sum(-1).long()
         count = legal.sum(-1).clamp(max=self.considered)
-        return self.best(edges, legal, self.schedule(legal.shape[-1]).to(legal.device)[count, done])
+        return self.best(edges, legal, self.schedule(legal.shape[-1], legal.device)[count, done])
 
-    def schedule(self, actions: int) -> Int[Tensor, "considered simulations"]:
+    def schedule(self, actions: int, device: torch.device) -> Int[Tensor, "considered simulations"]:
         """Visits that the action of each simulation has so far, for every number of considered actions."""
-        return halving_table(actions, self.simulations)
+        return halving_table(actions, self.simulations, device)
 
     def best(
         self, edges: Edges, legal: Bool[Tensor, "roots actions"], visits: Tensor | None = None
@@ -139,9 +139,9 @@ def mixed_value(edges: Edges) -> Float[Tensor, " roots"]:
 
 
 @cache
-def halving_table(actions: int, simulations: int) -> Int[Tensor, "considered simulations"]:
+def halving_table(actions: int, simulations: int, device: torch.device) -> Int[Tensor, "considered simulations"]:
     """Row m: how many visits the action of each simulation has so far, when m actions are considered."""
-    return torch.tensor([halving_schedule(count, simulations) for count in range(actions + 1)])
+    return torch.tensor([halving_schedule(count, simulations) for count in range(actions + 1)], device=device)
 
 
 def halving_schedule(considered: int, simulations: int) -> list[int]:

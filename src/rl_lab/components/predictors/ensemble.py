@@ -28,10 +28,6 @@ class RewardEnsemble(RewardPredictor):
         others = [RewardPredictor(outscale=outscale, **settings).head for _ in range(members - 1)]
         self.others = nn.ModuleList(others)
 
-    def fuse(self) -> bool:
-        """There is no kernel for several heads."""
-        return False
-
     def forward(self, features: Float[Tensor, "*lead features"]) -> Float[Tensor, "*lead out"]:
         return torch.cat([self.head(features), *(head(features) for head in self.others)], -1)
 
@@ -42,10 +38,6 @@ class RewardEnsemble(RewardPredictor):
     def mean(self, output: Float[Tensor, "*lead out"]) -> Float[Tensor, "*lead"]:
         means = self.means(output)
         return means.mean(-1) - self.pessimism * means.std(-1, correction=0)
-
-    def disagreement(self, output: Float[Tensor, "*lead out"]) -> Float[Tensor, "*lead"]:
-        """The standard deviation of the members' means."""
-        return self.means(output).std(-1, correction=0)
 
     def loss(self, output: Float[Tensor, "*lead out"], reward: Float[Tensor, "*lead"]) -> Float[Tensor, "*lead"]:
         """The mean of the members' losses."""

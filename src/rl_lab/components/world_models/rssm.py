@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rl_lab.components.world_models.base import CategoricalModel, LatentState
-from rl_lab.nn.distributions import at_least_float32
+from rl_lab.nn.distributions import at_least_float32, tanh
 from rl_lab.nn.layers import MLP, BlockLinear, Linear, NormedLinear, RMSNorm
 
 
@@ -54,7 +54,7 @@ class BlockRSSM(CategoricalModel):
         core = self.activate(self.core_norm(self._from_blocks(self.core.forward_blocks(inputs))))
         gates = self.gates.forward_blocks(self._to_blocks(core)).unflatten(-1, (3, -1))
         reset, candidate, update = at_least_float32(gates).permute(2, 1, 0, 3).flatten(2).unbind()
-        candidate = torch.tanh(torch.sigmoid(reset) * candidate)
+        candidate = tanh(torch.sigmoid(reset) * candidate)
         deter = torch.lerp(at_least_float32(state.deter), candidate, torch.sigmoid(update - 1.0))
         return deter.to(core.dtype), None
 

@@ -1,4 +1,4 @@
-"""One step of MuZero's vector model for a tree search: dynamics, reward, policy and value in one compiled call (Numba).
+"""A whole tree search in MuZero's vector model as one compiled call (Numba): walks, dynamics, reward, policy and value.
 
 The products are BLAS calls; what lies between them is done while a row is in the cache. The weights are copied
 when a search begins.
@@ -6,18 +6,20 @@ when a search begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
-from torch import Tensor, nn
+from torch import nn
 
+from rl_lab.kernels.catalogue import SEARCHED_MODEL
 from rl_lab.kernels.cpu import mcts as trees
+from rl_lab.kernels.registry import full_name, reason_against
 
 SIMULATOR = "rl_lab.simulation.muzero.MuZeroSimulator"
-JIT: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
+JIT: dict[str, Any] = trees.JIT | {"fastmath": {"reassoc", "contract", "nsz"}}
+ALLOCATING = JIT | {"_nrt": True}
 EPSILON = 1e-3  # of the value transform
 TINY = 1e-5  # smallest range of a latent
 NORM_EPSILON = 1e-5  # of LayerNorm
@@ -29,20 +31,23 @@ def supports_grow(planner: Any) -> str | None:
 
 
 def grow(planner: Any, tree: Any, rule: Any, state: Any) -> bool:
-    """In place of the loop of `MCTS._grow`, where the model is MuZero's with a compiled step: all simulations in one
-    call. False where something is not as the compiled search knows it; then nothing was done."""
-    simulator, name = planner.simulator, f"{type(planner.simulator).__module__}.{type(planner.simulator).__qualname__}"
-    if name != SIMULATOR or not planner._predicts or simulator.model.kernel("stepper") is None:
-        return False
-    walker = trees.walker(planner, tree, rule)
-    if walker is None:
+    """In place of the loop of `MCTS._grow`, where the model is MuZero's: all simulations in one call. False where
+    something is not as the compiled search knows it; then nothing was done."""
+    simulator, walker = planner.simulator, trees.walker(planner, tree, rule)
+    if walker is None or full_name(type(simulator)) != SIMULATOR or not planner._predicts:
         return False
     model = simulator.model
+    has_planes, has_prefix = len(model.representation.latent_shape) != 1, model.dynamics.lstm is not None
+    if has_planes or has_prefix or reason_against(SEARCHED_MODEL, model):
+        return False
+    parameters = _parameters(model)
+    if parameters[0].dtype != np.float32:
+        return False
     latents = np.empty((tree.simulations + 1, *state.latent.shape), np.float32)
     latents[0] = state.latent.numpy()
     discount = np.float32(planner.discount if planner.players == 1 else -planner.discount)
     compiled = search_gumbel if walker.is_gumbel else search_puct
-    compiled(tree.simulations, discount, *walker.arguments, _parameters(model), latents)
+    compiled(tree.simulations, discount, *walker.arguments, parameters, latents)
     tree.size = tree.simulations + 1
     return True
 
@@ -53,46 +58,20 @@ def _parameters(model: Any) -> tuple[np.ndarray, ...]:
     one compiled version serves all."""
     dynamics, prediction = model.dynamics, model.prediction
     networks = (dynamics.trunk, dynamics.head, prediction.trunk, prediction.policy_head, prediction.value_head)
-    weights, layout, starts, size = list[np.ndarray](), list[list[int]](), [0], 0
+    weights, layout, starts, size = list[torch.Tensor](), list[list[int]](), [0], 0
     for network in networks:
         for part in network:
             if isinstance(part, nn.Linear):  # weight, outputs, inputs, bias, then gain and shift of a norm
                 layout.append([size, *part.weight.shape, size + part.weight.numel(), -1, -1])
             elif isinstance(part, nn.LayerNorm):
                 layout[-1][4:] = [size, size + part.weight.numel()]
-            for value in part.parameters():
-                weights.append(value.detach().numpy().reshape(-1))
-                size += value.numel()
+            else:
+                continue
+            weights += [part.weight.detach().flatten(), part.bias.detach()]
+            size += weights[-2].numel() + weights[-1].numel()
         starts.append(len(layout))
     bins = dynamics.support.bins.numpy(), prediction.support.bins.numpy()
-    return np.concatenate(weights), np.array(layout), np.array(starts), *bins
-
-
-def supports_stepper(model: Any) -> str | None:
-    """Why the kernel cannot take a model; None where it can."""
-    if len(model.representation.latent_shape) != 1:
-        return "its latent has planes"
-    if model.dynamics.lstm is not None:
-        return "it has a value prefix"
-    if any(value.dtype != torch.float32 for value in model.parameters()):
-        return "its weights are not float32"
-    return None
-
-
-def stepper(model: Any) -> Callable[[Any, Tensor], tuple[Any, Tensor, Tensor, Tensor]]:
-    """In place of `MuZeroModel.stepper`."""
-    parameters, outputs = _parameters(model), model.prediction.policy.outputs
-
-    def step(state: Any, action: Tensor) -> tuple[Any, Tensor, Tensor, Tensor]:
-        rows = len(action)
-        latent, policy = torch.empty(rows, state.latent.shape[1]), torch.empty(rows, outputs)
-        reward, value = torch.empty(rows), torch.empty(rows)
-        results = latent.numpy(), reward.numpy(), policy.numpy(), value.numpy()
-        given = torch.cat([state.latent, action], 1).numpy()
-        advance(given, *parameters, *results)
-        return type(state)(latent), reward, policy, value
-
-    return step
+    return torch.cat(weights).numpy(), np.array(layout), np.array(starts), *bins
 
 
 @njit(**JIT)
@@ -118,7 +97,7 @@ def _activate(x, bias, gain, shift, relu):
                 x[row, column] = max(x[row, column], np.float32(0.0))
 
 
-@njit(**JIT)
+@njit(**ALLOCATING)
 def _mlp(x, weights, layout, first, last, linear_output):
     """The layers first … last - 1 on rows x."""
     for layer in range(first, last):
@@ -149,7 +128,7 @@ def _means(logits, bins, out):
         out[row] = np.sign(y) * (root * root - 1.0)
 
 
-@njit(**JIT)
+@njit(**ALLOCATING)
 def advance(given, weights, layout, starts, reward_bins, value_bins, latent, reward, policy, value):
     """Latent and action [rows, latent + action] to what follows: latent, reward, policy outputs, value."""
     rows, size = latent.shape
@@ -197,7 +176,7 @@ def _priors(policy, prior):
             prior[row, edge] /= total
 
 
-@njit(**JIT)
+@njit(**ALLOCATING)
 def _extend(new, discounts, edges, bounds, chosen, links, learns_bounds, model, latents):
     """Take the chosen edges in the model and add what follows."""
     logits, prior = edges[0], edges[1]
@@ -213,7 +192,7 @@ def _extend(new, discounts, edges, bounds, chosen, links, learns_bounds, model, 
     trees.expand(new, (reward, discounts, policy, value), edges, bounds, chosen, links, learns_bounds)
 
 
-@njit(**JIT)
+@njit(**ALLOCATING)
 def search_puct(simulations, discount, edges, bounds, legal, rule, chosen, links, learns_bounds, model, latents):
     discounts = np.empty(legal.shape[0], np.float32)
     for root in range(legal.shape[0]):
@@ -223,7 +202,7 @@ def search_puct(simulations, discount, edges, bounds, legal, rule, chosen, links
         _extend(new, discounts, edges, bounds, chosen, links, learns_bounds, model, latents)
 
 
-@njit(**JIT)
+@njit(**ALLOCATING)
 def search_gumbel(simulations, discount, edges, bounds, legal, rule, chosen, links, learns_bounds, model, latents):
     discounts = np.empty(legal.shape[0], np.float32)
     for root in range(legal.shape[0]):

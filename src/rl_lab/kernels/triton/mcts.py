@@ -45,15 +45,15 @@ class DeviceWalker:
         self.is_gumbel = hasattr(rule, "noise")
         if self.is_gumbel:
             considered = tree.legal.sum(-1).clamp(max=rule.considered)
-            self.schedule = rule.schedule(tree.actions).to(device)[considered].int().contiguous()
+            self.schedule = rule.schedule(tree.actions, device)[considered].int()
             self.noise = rule.noise.contiguous()
             constants = [rule.visit_scale, rule.value_scale, rule.lowest, rule.tiny]
         else:
             counts = torch.arange(1.0, tree.simulations + 2.0, dtype=torch.float64, device=device)
             self.table = rule.exploration(counts)
             constants = [rule.min_spread, rule.tiny]
-        # In memory: as arguments they would be rounded to float32.
-        self.constants = torch.tensor(constants, dtype=torch.float64, device=device)
+        # In memory: as arguments they would be rounded to float32. Filled on the device: a graph cannot copy to it.
+        self.constants = torch.stack([torch.full((), value, dtype=torch.float64, device=device) for value in constants])
 
     def select(self) -> tuple[Tensor, Tensor]:
         """(node, action) of the edge to expand in each tree."""

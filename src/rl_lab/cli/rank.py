@@ -1,0 +1,13 @@
+"""One of several ranks that a training started (`training.devices`): errors become one line, as in a command."""
+
+from __future__ import annotations
+
+import sys
+
+from rl_lab.cli.main import run_guarded
+
+
+def main() -> None:
+    from rl_lab.experiment.train import train_share
+
+    sys.exit(run_guarded(lambda: train_share(sys.argv[1])))
