@@ -42,6 +42,10 @@ def make_vector_env(
 
         if stream in STREAMS:
             return PooledVectorEnv(settings=settings, seeds=seeds)
+    if settings.backend == "ray" and stream == "train":
+        from rl_lab.environments.ray_actors import RayVectorEnv
+
+        return RayVectorEnv(settings=settings, seeds=seeds, render=render)
     if choose_backend(settings, seeds.num_envs, overlap=overlap) == "process":
         from rl_lab.environments.process import ProcessVectorEnv
 

@@ -39,6 +39,7 @@ class RecordingRequest:
     controller: str | None = None  # the role that acts in place of the agent
     environment: str | None = None  # experts: another environment than their usual one
     run_root: str = "experiments"
+    trust: bool = False  # let a run that was not made here name code of its own
 
 
 def record_dataset(request: RecordingRequest) -> Path:
@@ -63,7 +64,7 @@ def _record_expert(request: RecordingRequest) -> Path:
 
 
 def _record_run(request: RecordingRequest) -> Path:
-    loaded = load_run(request.actor, run_root=request.run_root)
+    loaded = load_run(request.actor, run_root=request.run_root, trust=request.trust)
     workflow = loaded.workflow
     set_threads(loaded.settings.training.threads, workflow.context.device)
     settings = replace(loaded.settings.environment, num_envs=min(request.num_envs, request.episodes))
