@@ -1,8 +1,9 @@
 """Asynchronous collection on Ray: actors play on their own with copies of the policy, never older than so many updates.
 
-Each actor has a share of the environments and takes as many decisions at a stretch as the bound allows. The learner takes whichever stretch
-is done first, and hands out its newest weights through the object store. The policy that collected may be behind the
-learner, by `environment.staleness` updates at most; how far it was is logged as `collect/policy_age`.
+Each actor has a share of the environments and takes as many decisions at a stretch as the bound allows. The learner
+takes whichever stretch is done first, and hands out its newest weights through the object store. The policy that
+collected may be behind the learner, by `environment.staleness` updates; how far it was is logged as
+`collect/policy_age`.
 """
 
 from __future__ import annotations
