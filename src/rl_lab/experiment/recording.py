@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from rl_lab.components.acting import Mode
 from rl_lab.datasets.episode import Attributes
 from rl_lab.datasets.files import write_dataset
@@ -56,6 +58,7 @@ def _record_expert(request: RecordingRequest) -> Path:
     )
     overrides = {} if request.environment is None else {"id": request.environment}
     settings = find_expert(name).settings(**overrides)
+    set_threads("auto", torch.device("cpu"))  # an expert that plans does so with many small operations
     with forked_random(DOMAIN, request.seed):
         return demonstrations.record(settings, request.output, request.format_name)
 
