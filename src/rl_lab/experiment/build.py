@@ -144,6 +144,7 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
             seed=context.seed,
             context=context,
             updates=lambda: orchestrator.scheduler.updates,
+            rate=getattr(model.workflow, "updates_per_env_step", 1.0),
             watch=lambda metrics: orchestrator.recorder.accumulator.add("collect", metrics),
         )
     ranks.take_first_(value for module in model.modules.values() for value in module.state_dict().values())
