@@ -55,7 +55,8 @@ def trained(seed: int, run_root: Path) -> RunDirectory:
         if is_it and run.info().get("status") == "completed":
             return run
     arguments = [f"+experiment={EXPERIMENT}", f"experiment.seed={seed}", f"run_root={run_root}", "logging.console=off"]
-    return RunDirectory(run_training(arguments).folder)
+    short = ["evaluation.episodes=1", "evaluation.final_episodes=1", "evaluation.video=false"]  # it is played below
+    return RunDirectory(run_training([*arguments, *short]).folder)
 
 
 def played(
