@@ -117,8 +117,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write the result")
     asked = parser.parse_args()
     work = partial(measured, run_root=asked.run_root, episodes=asked.episodes)
+    by_seed: list[list[dict[str, Any]]] = []
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
-        by_seed = list(pool.map(work, asked.seeds))
+        for found in pool.map(work, asked.seeds):
+            by_seed.append(found)
+            if asked.json:
+                write(asked.json, asked.episodes, by_seed)
+
+
+def write(path: Path, episodes: int, by_seed: list[list[dict[str, Any]]]) -> None:
+    """The rows, each with what was measured of every seed so far."""
     rows = [
         {
             "planner": planner or PRIOR,
@@ -128,11 +136,6 @@ def main() -> None:
         }
         for number, (planner, settings) in enumerate(ROWS)
     ]
-    if asked.json:
-        write(asked.json, asked.episodes, rows)
-
-
-def write(path: Path, episodes: int, rows: list[dict[str, Any]]) -> None:
     facts = {
         "benchmark": "diffusion_planner", "experiment": EXPERIMENT, "environment": "Pendulum-v1", "episodes": episodes,
         "commit": commit(), "versions": {"python": platform.python_version(), "torch": torch.__version__},
