@@ -32,7 +32,7 @@ from rl_lab.orchestration.run_directory import RunDirectory, list_runs
 
 EXPERIMENT = "diffusion_planner_pendulum"
 HORIZON, SAMPLES, ROUNDS = 20, 32, 3  # model steps for a decision: HORIZON × SAMPLES × ROUNDS
-BETAS = (1.0, 3.0, 10.0, 30.0)
+BETAS = (3.0, 10.0, 30.0)
 DIFFUSION = {
     "prior": "@controllers.prior", "horizon": HORIZON, "samples": SAMPLES, "steps": 8, "scored": ROUNDS,
     "execute": "mean",
@@ -44,7 +44,6 @@ ROWS: tuple[tuple[str | None, dict[str, Any]], ...] = (
     ("diffusion", DIFFUSION | {"beta": 0.0, "execute": "sample"}),
     *(("diffusion", DIFFUSION | {"beta": beta}) for beta in BETAS),
     ("cem", SEARCH | {"noise_beta": 1.0}),
-    ("icem", SEARCH | {"execute": "mean"}),
 )
 
 
