@@ -8,7 +8,7 @@ RL_LAB := $(BIN)/rl-lab
 JOBS ?= logical
 
 .DEFAULT_GOAL := help
-.PHONY: torture help setup demo test test-ui web lint format learn bench datasets
+.PHONY: torture help setup demo demo-offline test test-ui web lint format learn bench datasets
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -20,11 +20,21 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup_system.sh
 		{ echo "RL Lab needs Python 3.11 or newer; $(PYTHON) is older. Try: make setup PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gym-pusht # its pygame is pygame-ce here
 	bash scripts/setup_system.sh
 	touch $@
 
 demo: setup  ## train the default experiment (DreamerV3 on CartPole) and print where its report is
 	$(RL_LAB) train
+
+DEMONSTRATIONS := experiments/demonstrations/detour.npz
+$(DEMONSTRATIONS): | setup
+	mkdir -p $(@D)
+	$(RL_LAB) data record expert:detour --episodes 100 --output $@
+
+demo-offline: setup $(DEMONSTRATIONS)  ## record 100 episodes, train a Diffusion Policy on them, evaluate it, say where its report is
+	$(RL_LAB) train +experiment=diffusion_policy_detour data_sources.demos.expert=null \
+		data_sources.demos.path=$(DEMONSTRATIONS) experiment.name=demo_offline workflow.decay_updates=3_000
 
 test: setup  ## unit and integration tests, shared over the cores (JOBS=1: in one process)
 	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal

@@ -52,6 +52,7 @@ CASES = {
     "dqn": Case("cpu", 0.25, ("+experiment=dqn_cartpole",)),
     "tdmpc2": Case("cpu", 1.0, ("+experiment=tdmpc2_cartpole",)),
     "muzero": Case("cpu", 0.5, ("+experiment=muzero_cartpole",)),
+    "muzero_game": Case("cpu", 0.25, ("+experiment=muzero_tictactoe",)),
     "muzero_sampled": Case("cpu", 0.5, ("+experiment=muzero_pendulum",)),
     "walker_walk": Case("cuda", 0.5, ("+experiment=dreamer_v3_walker_walk_1m", "environment.num_envs=1"), "random"),
     "atari": Case("cuda", 0.25, ("+experiment=dreamer_v3_boxing", "environment.num_envs=1"), "random"),

@@ -26,6 +26,7 @@ from rl_lab.experiment.device import resolve_device, resolve_precision
 from rl_lab.experiment.dims import fill_dims
 from rl_lab.experiment.model import build_model
 from rl_lab.experiment.parts import build_optimizers
+from rl_lab.kernels import registry
 from rl_lab.records import SequenceBatch
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import PhaseView, WorkflowContext
@@ -46,11 +47,13 @@ def make_workflow(size: str, observation: str, actions: int, *, compile_: bool) 
     resolved = resolve(config)
     model = build_model(resolved, device)
     assert isinstance(model.workflow, DreamerV3)
+    autocast_dtype = resolve_precision("auto", device)
+    registry.enable(model.modules, device=device, dtype=autocast_dtype or torch.float32)
     context = WorkflowContext(
         config=resolved, device=device, seed=0, observation_spec=model.observation_spec,
         action_spec=model.action_spec, components=model.components, controllers=model.controllers,
         optimizers=build_optimizers(resolved, model.builder, model.modules),
-        compile=compile_, autocast_dtype=resolve_precision("auto", device),
+        compile=compile_, autocast_dtype=autocast_dtype,
     )  # fmt: skip
     model.workflow.initialize(context)
     return model.workflow

@@ -23,6 +23,7 @@ from rl_lab.experiment.device import resolve_device, resolve_precision, set_thre
 from rl_lab.experiment.dims import fill_dims
 from rl_lab.experiment.model import build_model
 from rl_lab.experiment.parts import build_optimizers
+from rl_lab.kernels import registry
 from rl_lab.records import FieldSpec, RecordBlock
 from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.workflows.context import PhaseView, WorkflowContext
@@ -42,11 +43,13 @@ def make_workflow(size: str, state: int, actions: int, *, precision: str, compil
     resolved = resolve(config)
     model = build_model(resolved, device)
     assert isinstance(model.workflow, TDMPC2)
+    autocast_dtype = resolve_precision(precision, device)
+    registry.enable(model.modules, device=device, dtype=autocast_dtype or torch.float32)
     context = WorkflowContext(
         config=resolved, device=device, seed=0, observation_spec=model.observation_spec,
         action_spec=model.action_spec, components=model.components, controllers=model.controllers,
         optimizers=build_optimizers(resolved, model.builder, model.modules),
-        compile=compile_ and device.type == "cuda", autocast_dtype=resolve_precision(precision, device),
+        compile=compile_ and device.type == "cuda", autocast_dtype=autocast_dtype,
     )  # fmt: skip
     model.workflow.initialize(context)
     return model.workflow

@@ -60,3 +60,16 @@ def diffusion_planner_table(path: Path) -> str:
         )
     head = ["", "", "Model steps", "Return, mean (seeds)", "Effective samples", "KL, nats", "CPU ms"]
     return table(head, rows) + f"\n\n{result['episodes']} episodes for each of {len(seeds)} seeds."
+
+
+def detour_table(folder: Path) -> str:
+    """How often imitators of the two-way detour arrive, and on which side they pass, seed by seed."""
+    rows = []
+    for name in ("bc_detour_mse", "bc_detour_gmm", "diffusion_policy_detour"):
+        if not (folder / f"{name}.json").exists():
+            continue
+        seeds = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+        arrived = ", ".join(f"{100 * row['return_mean']:.0f} %" for row in seeds)
+        above = ", ".join(f"{100 * row['shares']['above']:.0f} %" if "shares" in row else "not kept" for row in seeds)
+        rows.append([f"`{name}`", arrived, above])
+    return table(["Experiment", "Success", "Above"], rows) if rows else MISSING

@@ -19,6 +19,7 @@ from rl_lab.errors import RLLabError
 
 PATIENCE = timedelta(days=1)  # an evaluation on the first rank may take long; a rank that dies is noticed at once
 _count, _rank = 1, 0
+several = False  # whether there are others; what runs in every update looks here before it calls
 
 
 class RankLostError(RLLabError):
@@ -52,7 +53,7 @@ def local_rank() -> int:
 
 def join() -> None:
     """Meet the other ranks."""
-    global _count, _rank
+    global _count, _rank, several
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -64,16 +65,20 @@ def join() -> None:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise RankLostError(f"The ranks did not meet at {where}: {_first_line(error)}") from error
     _count, _rank = dist.get_world_size(), dist.get_rank()
+    several = _count > 1
 
 
 def leave() -> None:
     """Go on alone."""
-    global _count, _rank
+    global _count, _rank, several
     import torch.distributed as dist
 
     if dist.is_initialized():
         dist.destroy_process_group()
-    _count, _rank = 1, 0
+    _count, _rank, several = 1, 0, False
+
+
+several = False  # whether there are others; what runs in every update looks here before it calls
 
 
 # Tensors --------------------------------------------------------------------------------------------------------------

@@ -236,6 +236,8 @@ class SearchedDecision:
     prior: np.ndarray  # [action] the network's policy
     policy: np.ndarray  # [action] the search's
     q: np.ndarray  # [action] NaN where an action was never tried
+    names: list[str]  # of the root's actions: their class, or the value of a sampled number
+    line_names: list[str]  # of the actions along the principal line; the first alone where nodes sample their own
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from tests.packaged import packaged
 from rl_lab.components.actors.diffusion_policy import DiffusionPolicy, ObservationFeatures, within_episode
 from rl_lab.components.diffusion import make_denoiser
 from rl_lab.components.encoders.resnet18 import KeypointResNet, SpatialSoftmax
+from rl_lab.components.planners.diffusion import DiffusionPlanner
 from rl_lab.datasets.statistics import FieldStatistics
 from rl_lab.errors import ConfigError, DataError
 from rl_lab.nn.normalizers import LimitsNormalizer
@@ -240,3 +241,24 @@ def test_a_crop_larger_than_the_picture_is_refused() -> None:
 def test_windows_that_are_too_short_are_refused() -> None:
     with pytest.raises(DataError, match="learns from windows of 16 records"):
         policy().loss(batch_of(torch.zeros(1, 4, 3), torch.zeros(1, 4, 2)))
+
+
+def test_a_policy_is_the_prior_of_a_planner() -> None:
+    """β = 0 gives back what the policy does, in the environment's units; a plan begins at the present."""
+    actor = policy(observation_horizon=1, prediction_horizon=4, action_horizon=2)
+    actor.action_limits.fit(torch.tensor([0.0, -1.0]), torch.tensor([0.5, 1.0]))
+    observation = {"vector": torch.zeros(2, 3)}
+    prior = actor.given(observation, candidates=3, steps=4)
+    x = torch.randn(6, *prior.shape)
+    for index in range(prior.steps):
+        x, _ = prior.kernel(x, prior.clean(x, index), index)
+    actions = prior.actions(x.unflatten(0, (2, 3)))
+    assert actions.shape == (2, 3, actor.horizon, 2)
+    assert actions[..., 0].min() >= 0.0  # within the limits of the data
+    assert actions[..., 0].max() <= 0.5
+    planner = DiffusionPlanner(
+        **{**packaged("controllers/planners/diffusion"), "prior": actor, "action": CONTINUOUS, "horizon": 4, "steps": 4}
+    )
+    assert planner.horizon == actor.horizon
+    with pytest.raises(ConfigError, match="sees one observation"):
+        policy().given(observation, candidates=3, steps=4)

@@ -93,3 +93,22 @@ def test_the_racing_expert_stays_on_the_track() -> None:
         total += float(step.reward[0])
     envs.close()
     assert total > 60.0
+
+
+def test_the_pushing_expert_pushes_the_block_home() -> None:
+    """From beside it: it plans in the physics, and looks at the environment itself, whatever the agent sees."""
+    pytest.importorskip("gym_pusht")
+    from rl_lab.environments.push_t import PushT
+
+    torch.manual_seed(0)
+    env, expert = PushT(observation="pixels"), find_expert("push_t")()
+    env.reset(options={"reset_to_state": [380, 200, 300, 230, 0.785]})
+    before = env._get_coverage()
+    expert.planner.samples, expert.planner.iterations = 64, 1
+    expert.watch([env])
+    state = expert.initial_state(1)
+    for _ in range(12):
+        action, state = expert.act({}, state)
+        assert np.abs(action).max() <= 1.0
+        _, _, _, _, info = env.step(256.0 * (action[0] + 1.0))
+    assert info["coverage"] > before + 0.2

@@ -47,8 +47,11 @@ def inspect_environment(settings: EnvironmentSettings) -> EnvironmentFacts:
     A user's own environment, and any that is to be played in worker processes, is looked at in one: should it hang,
     crash or end its process, the run can still say so.
     """
-    in_worker = settings.backend == "process" or family_of(settings.id) is None
-    settings = replace(settings.resolved(), num_envs=1, backend="sync", workers="auto")  # these change no fact
+    in_worker = settings.backend in ("process", "ray") or family_of(settings.id) is None
+    # These change no fact.
+    settings = replace(
+        settings.resolved(), num_envs=1, backend="sync", workers="auto", ray_address=None, staleness=None
+    )
     if settings.key not in _known:
         if in_worker:
             from rl_lab.environments.process import probe_in_worker

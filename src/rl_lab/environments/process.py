@@ -132,7 +132,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def probe_in_worker(settings: EnvironmentSettings) -> EnvironmentFacts:
     """`probe` in a process of its own, which may hang or die."""
     arrays_fd = anonymous_file()
-    setup = {"settings": settings, "registered": _registered_by_user(settings), "probe": True}
+    setup = {"settings": settings, "registered": registered_by_user(settings), "probe": True}
     try:
         worker = WorkerHandle(slot=0, indices=[], arrays_fd=arrays_fd, setup=setup)
         try:
@@ -161,7 +161,7 @@ class ProcessVectorEnv(EpisodicVectorEnv):
             "settings": settings,
             "seeds": seeds,
             "render": render,
-            "registered": _registered_by_user(settings),
+            "registered": registered_by_user(settings),
         }
         groups = np.array_split(np.arange(seeds.num_envs), worker_count(settings, seeds.num_envs))
         self._workers: list[WorkerHandle] = []
@@ -291,7 +291,7 @@ class ProcessVectorEnv(EpisodicVectorEnv):
             self._arrays_fd = -1
 
 
-def _registered_by_user(settings: EnvironmentSettings) -> list[Any]:
+def registered_by_user(settings: EnvironmentSettings) -> list[Any]:
     """The registration of an id that only this process may know: a class in a script travels whole (cloudpickle)."""
     name = settings.id.rpartition(":")[2]
     spec = gymnasium.registry.get(name)

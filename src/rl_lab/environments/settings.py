@@ -10,11 +10,11 @@ from typing import Any, Literal
 from rl_lab.errors import ConfigError, nearest
 
 Auto = Literal["auto"]
-Backend = Literal["auto", "sync", "process", "envpool"]
+Backend = Literal["auto", "sync", "process", "ray", "envpool"]
 ObservationMode = Literal["auto", "state", "pixels", "both"]
 
 _CHOICES = {
-    "backend": ("auto", "sync", "process", "envpool"),
+    "backend": ("auto", "sync", "process", "ray", "envpool"),
     "observation": ("auto", "state", "pixels", "both"),
 }
 
@@ -82,8 +82,9 @@ class EnvironmentSettings:
     num_envs: int = 8
     """How many copies are stepped together."""
     backend: Backend = "auto"
-    """`sync`: in this process. `process`: in worker processes. `auto`: by the measured cost of a step. `envpool`: as
-    `auto`, but evolution and evaluations while training play in envpool, which must be installed."""
+    """`sync`: in this process. `process`: in worker processes. `ray`: in actors of a Ray cluster while training, and
+    evaluations as `auto`. `auto`: by the measured cost of a step. `envpool`: as `auto`, but evolution and evaluations
+    while training play in envpool, which must be installed."""
     observation: ObservationMode = "auto"
     """`state`: the numbers. `pixels`: images (rendered where there are none). `both`. `auto`: as it comes."""
     action_repeat: int | Auto = "auto"
@@ -111,7 +112,12 @@ class EnvironmentSettings:
     rebuild_each_episode: bool = False
     """Build the environment anew for every episode: for those whose reset leaves something behind."""
     workers: int | Auto = "auto"
-    """Worker processes of the `process` backend. `auto`: one per core, at most one per environment."""
+    """Worker processes of the `process` backend, actors of `ray`. `auto`: one per core, at most one per environment."""
+    ray_address: str | None = None
+    """The cluster of the `ray` backend, host:port or `auto`; null: Ray is started on this machine."""
+    staleness: int | None = None
+    """Of the `ray` backend. null: the actors step at the learner's word, as worker processes do. A number: they collect
+    on their own, with a policy that is at most so many updates old, and a resumed run begins new episodes."""
     worker_timeout: float = 60.0
     """Seconds without an answer after which a worker counts as hung."""
     startup_timeout: float = 300.0
@@ -201,10 +207,15 @@ def _validate(settings: EnvironmentSettings) -> None:
     _whole(settings, "time_limit", least=1, auto=True, null=True)
     _whole(settings, "workers", least=1, auto=True)
     _whole(settings, "camera", least=-1, auto=True)
+    _whole(settings, "staleness", least=1, null=True)
+    if settings.staleness is not None and settings.backend != "ray":
+        raise ConfigError("environment.staleness is for environment.backend=ray: set both, or leave it at null.")
     _whole(settings, "render_size", least=16)
     for name in ("normalize_actions", "rebuild_each_episode", "check"):
         if not isinstance(getattr(settings, name), bool):
             raise ConfigError(f"environment.{name} must be true or false, got {getattr(settings, name)!r}")
+    if settings.ray_address is not None and not isinstance(settings.ray_address, str):
+        raise ConfigError(f"environment.ray_address must be host:port, auto or null, got {settings.ray_address!r}")
     if settings.module is not None and not isinstance(settings.module, str):
         raise ConfigError(f"environment.module must be a module or a .py file, got {settings.module!r}")
     if settings.grayscale != "auto" and not isinstance(settings.grayscale, bool):

@@ -53,9 +53,11 @@ class Worker:
         path, module, setup = pickle.loads(self._connection.recv_bytes())
         sys.path[:] = path
         try:
-            self._import(module)
+            from rl_lab.environments.group import prepare_worker, register
+
+            prepare_worker(module)
             content = pickle.loads(setup)
-            self._register(content["registered"])
+            register(content["registered"])
             if content.get("probe"):
                 self._probe(content["settings"])
                 return
@@ -73,8 +75,7 @@ class Worker:
             message = self._connection.recv_bytes()
             command = message[:1]
             if command == CLOSE:
-                for runner in self._runners.values():
-                    runner.close()
+                self._group.close()
                 return
             try:
                 if command == STEP:
@@ -95,90 +96,36 @@ class Worker:
     def _done(self, answer: Any) -> None:
         self._connection.send_bytes(DONE + pickle.dumps(answer))
 
-    def _import(self, module: str | None) -> None:
-        """The user's module comes first: what was registered there cannot be unpickled without it."""
-        from rl_lab.environments.factory import import_user_module
-        from rl_lab.environments.headless import prepare_rendering
-
-        prepare_rendering()
-        import_user_module(module)
-
-    def _register(self, specs: list[Any]) -> None:
-        import gymnasium
-
-        for spec in specs:
-            gymnasium.registry.setdefault(spec.id, spec)
-
     def _probe(self, settings: Any) -> None:
         from rl_lab.environments.inspection import probe
 
         self._done(probe(settings))
 
     def _build(self, setup: dict[str, Any]) -> None:
-        from rl_lab.environments.runner import EpisodeRunner
+        from rl_lab.environments.group import EnvironmentGroup
 
-        self._slot = setup["slot"]
-        self._runners = {
-            index: EpisodeRunner(
-                settings=setup["settings"], index=index, seeds=setup["seeds"], render=setup["render"] and index == 0
-            )
-            for index in setup["indices"]
-        }
-        adapter = next(iter(self._runners.values())).adapter
-        self._indices, self._convert = list(self._runners), adapter.actions
-        self._done((adapter.observation_spec, adapter.action_spec, adapter.notes))
+        self._group = EnvironmentGroup(setup)
+        self._done(self._group.description)
 
     def _attach(self, plan: Any) -> None:
         from rl_lab.environments.shared_arrays import SharedArrays
 
-        self._arrays = SharedArrays(plan, self._arrays_fd)
+        self._group.attach(SharedArrays(plan, self._arrays_fd))
         self._done(None)
 
     def _start(self, episodes: dict[int, tuple[int, int | None]]) -> None:
-        """Begin the given episode in each environment, with another seed than its own where one is given."""
-        from rl_lab.environments.shared_arrays import STILL
-
-        for index, runner in self._runners.items():
-            if self._arrays.play[index] == STILL:
-                continue
-            self._arrays.busy[self._slot] = index
-            runner.restart(episodes[index][0], self._arrays.now, index, episodes[index][1])
+        self._group.start(episodes)
         self._done(None)
 
     def _step(self) -> None:
-        from rl_lab.environments.shared_arrays import ON, STILL
-
-        now, last, reward, busy = self._arrays.now, self._arrays.last, self._arrays.reward, self._arrays.busy
-        play = self._arrays.play
-        endings = []
-        for index, action in zip(self._indices, self._convert(self._arrays.action[self._indices]), strict=True):
-            if play[index] == STILL:
-                reward[index] = 0.0
-                continue
-            busy[self._slot] = index
-            runner = self._runners[index]
-            reward[index], ending = runner.step(action, now, index)
-            if ending is not None:
-                for key, value in now.items():
-                    last[key][index] = value[index]
-                if play[index] == ON:
-                    runner.start(runner.episode + 1, now, index)
-                else:
-                    play[index] = STILL
-                endings.append((index, ending, runner.anchor))
+        endings = self._group.step()
         if endings:
             self._done(endings)
         else:
             self._connection.send_bytes(OK)
 
     def _replay(self, orders: list[Any]) -> None:
-        answers = []
-        for order in orders:
-            self._arrays.busy[self._slot] = order.index
-            runner = self._runners[order.index]
-            answers.append((order.index, *runner.replay(order.anchor, order.actions, self._arrays.now, order.index)))
-            runner.episode = order.episode
-        self._done(answers)
+        self._done(self._group.replay(orders))
 
     def _render(self, _: Any) -> None:
-        self._done(self._runners[0].frame_or_reason())
+        self._done(self._group.frame())

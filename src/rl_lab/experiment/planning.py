@@ -175,10 +175,20 @@ def searched(step: int, search: Search) -> SearchedDecision:
     parent, action, value = (array[0].cpu().numpy() for array in (tree.parent, tree.parent_action, tree.value))
     visits, returns = (array[0].cpu().numpy() for array in (tree.visits, tree.returns))
     count = 1 + visits.sum(-1)
-    line, children = [0], tree.child[0].cpu().numpy()
-    while (best := visits[line[-1]].argmax()) >= 0 and children[line[-1], best] > 0:
-        line.append(int(children[line[-1], best]))
+    children, best = tree.child[0].cpu().numpy(), visits.argmax(-1)
+    best[0] = int(search.chosen[0])
+    line = [0]
+    while children[line[-1], best[line[-1]]] > 0:
+        line.append(int(children[line[-1], best[line[-1]]]))
+    taken = search.actions[0].cpu().numpy()
+    is_number, are_classes = taken.shape[1] == 1, taken.shape[0] == taken.shape[1]
+    order = taken[:, 0].argsort() if is_number else np.arange(len(taken))
+    names = [f"{number:+.2f}" for number in taken[:, 0]] if is_number else [str(place) for place in order]
+    along = action[line[1:]] if are_classes else action[line[1:2]]
+    of_actions = torch.softmax(tree.logits[0, 0], -1), search.policy[0], search.q[0]
+    prior, policy, q = (values.cpu().numpy()[order] for values in of_actions)
     return SearchedDecision(
-        step, parent, action, count, (value + returns.sum(-1)) / count, np.array(line),
-        torch.softmax(tree.logits[0, 0], -1).cpu().numpy(), search.policy[0].cpu().numpy(), search.q[0].cpu().numpy(),
+        step=step, parent=parent, action=action, visits=count, value=(value + returns.sum(-1)) / count,
+        line=np.array(line), prior=prior, policy=policy, q=q, names=[names[place] for place in order],
+        line_names=[names[place] for place in along],
     )  # fmt: skip

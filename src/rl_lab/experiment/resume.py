@@ -31,6 +31,7 @@ SAFE_KEYS = (
     "evaluation.imagination",
     "environment.backend",
     "environment.workers",
+    "environment.ray_address",
     "environment.worker_timeout",
     "environment.startup_timeout",
 )

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -123,6 +124,8 @@ class Follower(RunDirectory):
     def finish(self, *record: Any, **extra: Any) -> None: ...
 
     def set_damaged_aside(self) -> str | None: ...
+
+    def heartbeat(self, values: Mapping[str, Any]) -> None: ...
 
     def event(self, kind: str, message: str, env_steps: int) -> None: ...
 

@@ -41,11 +41,12 @@ def _draw_tree(axes: Axes, search: SearchedDecision) -> None:
     size = 12.0 + 160.0 * search.visits / search.visits[0]
     shown = axes.scatter(place, depth, s=size, c=search.value, cmap="viridis", zorder=2, edgecolors="white", lw=0.4)
     axes.invert_yaxis()
+    axes.set_yticks(range(0, int(depth.max()) + 1, 1 + int(depth.max()) // 8))
     axes.set_xticks([])
     axes.set_ylabel("steps ahead", fontsize=8.5)
     axes.set_title(
-        f"decision {search.step}: {int(search.visits[0]) - 1} simulations, actions of the principal line "
-        f"{search.action[search.line[1:]].tolist()}",
+        f"decision {search.step}: {int(search.visits[0]) - 1} simulations; actions of the principal line: "
+        f"{', '.join(search.line_names)}",
         loc="left", fontsize=9.0,
     )  # fmt: skip
     for side in ("top", "right", "bottom"):
@@ -81,7 +82,8 @@ def _draw_policies(axes: Axes, search: SearchedDecision, *, legend: bool) -> Non
     decorate(axes)
     axes.bar(position - 0.2, search.prior[shown], 0.4, color=EDGE, label="network")
     axes.bar(position + 0.2, search.policy[shown], 0.4, color=IMAGINED, label="search")
-    axes.set_xticks(position, [str(action) for action in shown])
+    names = [search.names[action] for action in shown]
+    axes.set_xticks(position, names, rotation=90 if max(map(len, names)) > 2 else 0)
     axes.set_ylim(0.0, 1.0)
     axes.set_title("policy by action", loc="left", fontsize=9.0)
     if legend:

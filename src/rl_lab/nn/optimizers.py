@@ -36,7 +36,8 @@ class _FlatGroup:
             self.work.zero_()
         if present:
             torch._foreach_copy_([view for view, _ in present], [grad for _, grad in present])
-        ranks.average_(self.work)
+        if ranks.several:
+            ranks.average_(self.work)
         return torch.stack(torch._foreach_norm(self.views))
 
     def chosen(self, only: Collection[Tensor] | None) -> Tensor:
@@ -116,7 +117,8 @@ class LaProp(torch.optim.Optimizer):
         self.last_grad_norm = torch.linalg.vector_norm(torch.cat(grad_norms))
         self.last_finite = torch.isfinite(self.last_grad_norm)
         if loss is not None:
-            self.last_finite = self.last_finite & torch.isfinite(ranks.average(loss.detach()))
+            seen = ranks.average(loss.detach()) if ranks.several else loss.detach()
+            self.last_finite = self.last_finite & torch.isfinite(seen)
         self.skipped += ~self.last_finite
         rates = []
         for group, flat, norms in zip(self.param_groups, self._flat, grad_norms, strict=True):

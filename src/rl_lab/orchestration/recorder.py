@@ -14,6 +14,7 @@ from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.orchestration.scheduler import PhaseScheduler
 from rl_lab.records import EpisodeSummary
 
+HEARTBEAT_EVERY_S = 10.0
 RESTART_EVENT = "worker_restart"
 
 
@@ -40,6 +41,7 @@ class Recorder:
         self._wall_before = 0.0  # spent by earlier processes of this run
         self._started = time.monotonic()
         self._row_mark = self._rate_mark = (self._started, 0, 0)  # time, env steps, updates
+        self._next_heartbeat = self._started
         self._last_row: tuple[int, int] | None = None  # env steps and updates that it counted
         self._rates: tuple[float | None, float | None] = (None, None)
 
@@ -117,8 +119,12 @@ class Recorder:
     # The console ------------------------------------------------------------------------------------------------------
 
     def show(self, activity: str, now: float) -> None:
-        """Renew the status line."""
+        """Renew the status line, and now and then the heartbeat."""
         scheduler = self._scheduler
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + HEARTBEAT_EVERY_S
+            done = {"env_steps": scheduler.env_steps, "updates": scheduler.updates}
+            self.run.heartbeat({**done, "phase": scheduler.current_phase().name, "activity": activity})
         since, env_steps, updates = self._rate_mark
         if now - since >= 2.0:
             seconds = now - since

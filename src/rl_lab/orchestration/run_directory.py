@@ -8,6 +8,7 @@ import os
 import platform
 import secrets
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from rl_lab.orchestration.files import overwrite, read_json, to_json, write_atom
 from rl_lab.orchestration.provenance import CONFIG_FILE, RUN_FILE, origin_of, write_protected
 from rl_lab.orchestration.run_lock import run_lock
 
+HEARTBEAT_FILE = "heartbeat.json"
 Status = Literal["running", "completed", "interrupted", "failed"]
 _FILES = ("manifest.json", CONFIG_FILE, RUN_FILE, "metrics.jsonl", "events.jsonl", "summary.json", "plan.txt",
           "report.html", "lock.json")  # fmt: skip
@@ -59,12 +61,13 @@ class RunDirectory:
                 " the run stops. Start it anew."
             )
 
-    def require_kinds(self) -> None:
-        """Fail where a folder stands in the place of one of the run's files, or a file in that of a folder."""
-        for names, is_kind, kind in ((_FILES, Path.is_file, "a file"), (_FOLDERS, Path.is_dir, "a folder")):
-            for path in (self.path / name for name in names):
-                if os.path.lexists(path) and not is_kind(path):
-                    raise RLLabError(f"{path} is not {kind}, as it is in every run. Move it away, then try again.")
+    def misplaced(self) -> str | None:
+        """A sentence on a folder in the place of one of the run's files, or a file in that of a folder; or None."""
+        for names, is_kind, kind in ((_FILES, Path.is_file, "file"), (_FOLDERS, Path.is_dir, "folder")):
+            for name in names:
+                if os.path.lexists(self.path / name) and not is_kind(self.path / name):
+                    return f"its {name} is not the {kind} that it is in every run"
+        return None
 
     @classmethod
     def create(
@@ -185,6 +188,11 @@ class RunDirectory:
 
     def write_summary(self, values: Mapping[str, Any]) -> None:
         write_atomic(self.summary_json, to_json(values))
+
+    def heartbeat(self, values: Mapping[str, Any]) -> None:
+        """Renew heartbeat.json: that the run's process was alive at this time, and how far it was."""
+        record = {"time": timestamp(), "host": socket.gethostname(), "pid": os.getpid(), **values}
+        write_atomic(self.path / HEARTBEAT_FILE, to_json(record))
 
     # Events -----------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ from rl_lab.components.diffusion import AveragedModel, DiffusionModel, Guidance,
 from rl_lab.components.diffusion.model import SAMPLERS
 from rl_lab.components.encoders.resnet18 import KeypointResNet
 from rl_lab.components.observations import flat_observation
+from rl_lab.components.planners.action_layout import ActionLayout
+from rl_lab.components.planners.plan_priors import LearnedPrior
 from rl_lab.components.spaces import SpecLike, observation_specs
 from rl_lab.errors import ConfigError, DataError, nearest
 from rl_lab.metrics.values import Metrics
@@ -136,7 +138,7 @@ class DiffusionPolicy(LearningController):
         if sampler not in SAMPLERS:
             raise ConfigError(f"sampler='{sampler}' does not exist.{nearest(sampler, SAMPLERS)}")
         self.sampler, self.sampling_steps = sampler, sampling_steps
-        self.codec = ActionCodec(action)
+        self.codec, self.layout = ActionCodec(action), ActionLayout.of(action)
         self.register_buffer("fitted", torch.zeros((), dtype=torch.bool))
         self.action_limits = LimitsNormalizer((self.codec.encoded_size,))
         if self.codec.spec.kind == "discrete":  # one-hots
@@ -209,6 +211,27 @@ class DiffusionPolicy(LearningController):
             shape, condition, sampler=self.sampler, steps=self.sampling_steps, guidance=guidance  # type: ignore[arg-type]
         )  # fmt: skip
         return self.actions_of(drawn)
+
+    @property
+    def horizon(self) -> int:
+        """Actions of a chunk, where it is a planner's prior."""
+        return self.prediction_horizon
+
+    def given(self, observation: Mapping[str, Tensor], *, candidates: int, steps: int) -> LearnedPrior:
+        """What the policy would do after these observations [env, ...], as a prior for the diffusion planner."""
+        if self.observation_horizon != 1:
+            raise ConfigError(
+                f"observation_horizon={self.observation_horizon}: a plan begins at the present, so a diffusion policy "
+                "that is a planner's prior sees one observation. Set observation_horizon=1."
+            )
+        model = self.average.model
+        # Outside of inference mode, so that guidance can differentiate what is computed with the condition.
+        with torch.inference_mode(False), torch.no_grad():
+            condition = model.condition({key: value.unsqueeze(1) for key, value in observation.items()})
+        return LearnedPrior(
+            self.layout, model.diffusion, condition.repeat_interleave(candidates, 0), horizon=self.horizon, steps=steps,
+            limits=self.action_limits,
+        )  # fmt: skip
 
     def actions_of(self, normal: Float[Tensor, "*lead action"]) -> Float[Tensor, "*lead action"]:
         """Normalised actions as encoded, valid ones."""

@@ -167,9 +167,9 @@ class ReturnNormalizer(nn.Module):
     @torch.no_grad()
     def update(self, values: Float[Tensor, "*shape"]) -> None:
         """Take these in, unless one of them is not finite: a failed update must not leave a trace."""
-        ordered = (
-            ranks.gathered(values.detach().flatten()).to(self.low.dtype).sort().values
-        )  # infinities and NaN are at the ends
+        values = values.detach().flatten()
+        values = ranks.gathered(values) if ranks.several else values
+        ordered = values.to(self.low.dtype).sort().values  # infinities and NaN are at the ends
         rate = torch.isfinite(ordered[0] - ordered[-1]).to(ordered.dtype) * self.rate
         for average, quantile in ((self.low, self.low_quantile), (self.high, self.high_quantile)):
             average.lerp_(torch.nan_to_num(quantile_of_sorted(ordered, quantile)), rate)

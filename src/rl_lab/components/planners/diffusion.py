@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rl_lab.components.planners.base import Memory, Plan, Planner, take
-from rl_lab.components.planners.diffusion_prior import DiffusionPrior
 from rl_lab.components.planners.particles import (
     effective_sample_size,
     kl_from_prior,
@@ -19,7 +18,7 @@ from rl_lab.components.planners.particles import (
     systematic,
     uniform_log_weights,
 )
-from rl_lab.components.planners.plan_priors import GaussianPrior, PlanPrior
+from rl_lab.components.planners.plan_priors import ActionPrior, GaussianPrior, PlanPrior
 from rl_lab.components.planners.search import moments
 from rl_lab.errors import ConfigError
 from rl_lab.simulation.simulator import ModelState, batch_size, map_state
@@ -69,7 +68,7 @@ class DiffusionPlanner(Planner):
     def __init__(
         self,
         *,
-        prior: DiffusionPrior | None,  # learned, and saved by the role that it has; None: gaussian
+        prior: ActionPrior | None,  # learned, and saved by the role that it has; None: gaussian
         samples: int,
         steps: int,  # of the reverse process
         steering: Steering,
@@ -345,7 +344,7 @@ def _widest(
     return torch.maximum(spread, _spread(returns) / expected_spread) if expected_spread > 0.0 else spread
 
 
-def _check_prior(prior: DiffusionPrior, steering: Steering, horizon: int) -> None:
+def _check_prior(prior: ActionPrior, steering: Steering, horizon: int) -> None:
     """Refuse a learned prior that this planner cannot steer."""
     if steering == "annealed":
         raise ConfigError("steering=annealed plans without a learned prior: use smc or gradient, or prior=null.")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from math import cos, pi, sqrt
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -12,6 +14,7 @@ from torch import Tensor
 from rl_lab.components.diffusion.model import DiffusionModel
 from rl_lab.components.diffusion.schedule import CLEAN
 from rl_lab.components.planners.action_layout import ActionLayout
+from rl_lab.nn.normalizers import LimitsNormalizer
 
 
 class PlanPrior(ABC):
@@ -102,8 +105,10 @@ class LearnedPrior(PlanPrior):
         *,
         horizon: int,
         steps: int,
+        limits: LimitsNormalizer | None = None,  # of the actions, where the model's are normalised
     ) -> None:
         self.layout, self.model, self.condition, self.steps = layout, model, condition, steps
+        self.limits = limits
         self.shape = (horizon, layout.size)
         self.levels = [*model.schedule.sampling_levels(steps, "trailing"), CLEAN]
 
@@ -119,4 +124,16 @@ class LearnedPrior(PlanPrior):
         return self.model.schedule.ddpm_posterior(clean, x, self.levels[index], self.levels[index + 1])
 
     def actions(self, x: Float[Tensor, "env candidate time dim"]) -> Float[Tensor, "env candidate horizon action"]:
-        return self.layout.valid(x)
+        return self.layout.valid(x if self.limits is None else self.limits.inverse(x))
+
+
+@runtime_checkable
+class ActionPrior(Protocol):
+    """A controller that knows what is plausible after an observation: what the diffusion planner takes as its prior."""
+
+    @property
+    def horizon(self) -> int:
+        """Actions in a sequence."""
+
+    def given(self, observation: Mapping[str, Tensor], *, candidates: int, steps: int) -> PlanPrior:
+        """The prior after these observations [env, ...]; its rows are environments × candidates."""
