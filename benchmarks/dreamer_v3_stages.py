@@ -19,6 +19,7 @@ from rl_lab.components.world_models.base import LatentState
 from rl_lab.kernels.graphs import CapturedStep
 from rl_lab.records import SequenceBatch
 from rl_lab.workflows.dreamer_v3 import DreamerV3
+from rl_lab.workflows.world_model import Filtered
 
 
 def measure_stage(function: Callable[[], object], *, repeats: int = 20) -> tuple[float, int, float]:
@@ -61,46 +62,44 @@ def leaf(x: Tensor) -> Tensor:
 
 def stages(workflow: DreamerV3, batch: SequenceBatch) -> dict[str, Callable[[], object]]:
     """The parts of an update, each with its backward pass, on the tensors that it would get."""
-    rssm, behaviour = workflow.rssm, workflow.behaviour
+    rssm = workflow.rssm
     with workflow.context.autocast():
         data = workflow._replayed(workflow._inputs(batch))
-        embed = leaf(workflow._encode(data.observation))
+        embed = leaf(workflow.encode(data.observation))
         with torch.no_grad():
-            states, params = rssm.observe(embed, data.prev_action, data.is_first, data.initial)
-        learned = behaviour.learn(rssm.starts(states), data.is_terminal.flatten())._replace(losses={})
-    states, params = LatentState(leaf(states.deter), leaf(states.stoch)), leaf(params)
-    start, ended = rssm.starts(states), data.is_terminal.flatten()
+            states, posterior = rssm.observe(embed, data.prev_action, data.is_first, data.initial)
+            behaviour = workflow.behaviour_losses(states, data)
+    states, posterior = LatentState(leaf(states.deter), leaf(states.stoch)), leaf(posterior)
+    filtered = Filtered(embed, states, posterior)
 
     def observe() -> None:
         seen, logits = rssm.observe(embed, data.prev_action, data.is_first, data.initial)
         backward([seen.deter, seen.stoch, logits], [embed, *trained(rssm)])
 
     def predict() -> None:
-        losses, _ = workflow._prediction_losses(states, params, embed, data)
-        modules = [
-            part for part in (workflow.decoder, workflow.reward, workflow.continuation, rssm) if part is not None
-        ]
-        backward([torch.stack(list(losses.values())).sum()], [states.deter, states.stoch, params, *trained(*modules)])
+        losses, _ = workflow.world_model_losses(filtered, data)
+        parts = (workflow.decoder, workflow.reward, workflow.continuation, rssm)
+        weights = trained(*(part for part in parts if part is not None))
+        backward([workflow.total(losses)], [states.deter, states.stoch, posterior, *weights])
 
     def dream() -> None:
         with torch.no_grad():
-            behaviour._dream(start)
+            workflow.dream(rssm.starts(states))
 
     def behave() -> None:
-        losses = behaviour.learn(start, ended).losses
-        backward([torch.stack(list(losses.values())).sum()], trained(workflow.actor, workflow.critic))
+        losses = workflow.behaviour_losses(states, data).losses
+        backward([workflow.total(losses)], trained(workflow.actor, workflow.critic))
 
     def replay_value() -> None:
-        loss = workflow.replay_value_loss(states, data, learned.returns, learned.slow_value)
-        backward([loss], [states.deter, states.stoch, *trained(workflow.critic)])
+        losses = workflow.replay_losses(states, data, behaviour)
+        backward([workflow.total(losses)], [states.deter, states.stoch, *trained(workflow.critic)])
 
     def optimize() -> None:
-        for optimizer in workflow.optimizers.values():
-            optimizer.step(loss=learned.returns.mean())
+        workflow.optimizers.step(behaviour.returns.mean())
         workflow.critic.update_slow()
 
     return {
-        "encoder": lambda: backward([workflow._encode(data.observation)], trained(workflow.encoder)),
+        "encoder": lambda: backward([workflow.encode(data.observation)], trained(workflow.encoder)),
         "posterior scan": observe,
         "predictions": predict,
         "dream (forward only)": dream,
@@ -147,7 +146,8 @@ def kernel_seconds() -> Iterator[dict[str, float]]:
 def first_calls(workflow: DreamerV3) -> Iterator[dict[str, float]]:
     """Seconds of each forward part's first call: compiling, and what the device and cuDNN's choices take."""
     seconds: dict[str, float] = {}
-    parts = [(workflow, name) for name in ("_encode", "_prediction_losses", "learn_behaviour", "replay_value_loss")]
+    names = ("encode", "world_model_losses", "behaviour_losses", "replay_losses")
+    parts: list[tuple[Any, str]] = [(workflow, name) for name in names]
     parts.append((workflow.rssm, "observe"))
     before = [(owner, name, vars(owner).get(name)) for owner, name in parts]
 

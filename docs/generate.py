@@ -19,6 +19,7 @@ from beside import atari_table as atari_scores_table
 from beside import control_table
 from curves import curves_table, draw_curves, published
 from planning_tables import detour_table, diffusion_planner_table, point_maze_table
+from scaling_tables import costs_table, scaling_table
 from scores import RELIABILITY, scores_table
 from world_models_tables import backends_table, car_racing_table, generation_table, temperature_table
 
@@ -78,6 +79,7 @@ def contents() -> dict[str, str]:
         "speed car racing": backends_table(speed / "car_racing.json"),
     }
     parts |= {"reliability": reliability_table(ROOT / "results" / RELIABILITY)}
+    parts |= {"scaling": scaling_table(speed / "scaling.json"), "scaling costs": costs_table(speed / "scaling.json")}
     parts |= {"soak": soak_table(ROOT / "results" / "soak")}
     return parts | {"cartpole": experiment_file("dreamer_v3_cartpole")}
 

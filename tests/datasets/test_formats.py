@@ -142,6 +142,10 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     cut.write_bytes(whole.read_bytes()[:-200])
     with pytest.raises(DataError, match=r"cut.npz: cannot be read"):
         open_dataset(cut)
+    table = written(tmp_path, vector_episodes(), "csv")
+    table.write_bytes(table.read_bytes()[:-2])
+    with pytest.raises(DataError, match=r"data.csv: its last line is not complete"):
+        list(open_dataset(table).episodes())
     folder = written(tmp_path, vector_episodes(), "folder")
     rows = folder / "observation.vector.rows"
     rows.write_bytes(rows.read_bytes()[:-5])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import gymnasium
 import numpy as np
 import pytest
@@ -69,3 +71,12 @@ def test_a_missing_library_is_named_with_its_extra() -> None:
     missing = Family(found.name, found.pattern, found.example, found.extra, ("no_such_module",))
     with pytest.raises(ConfigError, match=r"pip install 'rl-lab\[pusht\]'"):
         missing.require("rl_lab/PushT-v0")
+
+
+def test_a_pymunk_that_does_not_work_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("gym_pusht")
+    from rl_lab.environments import push_t
+
+    monkeypatch.setattr("importlib.metadata.version", lambda package: "7.1.0")
+    with pytest.raises(ConfigError, match=r"needs pymunk below 7, and 7.1.0 is installed: pip install 'pymunk<7'"):
+        importlib.reload(push_t)

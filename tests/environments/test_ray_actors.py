@@ -94,6 +94,7 @@ def test_an_actor_that_is_lost_is_replaced() -> None:
     envs.close()
 
 
+@pytest.mark.learning
 def test_a_run_on_actors_is_the_run_on_processes(rl_lab: Command, tmp_path: Path) -> None:
     """The same rows, interrupted or not: the back end may even change in between."""
     words = ["train", *RANDOM, *QUIET, "environment.num_envs=2", "logging.every=20", "evaluation.every=1000"]
@@ -109,6 +110,32 @@ def collected(run: Path) -> list[Any]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     names = ("env_steps", "collect/episodes", "collect/episode_return", "collect/episode_length")
     return [[row.get(name) for name in names] for row in rows if "collect/episodes" in row]
+
+
+@pytest.mark.learning
+def test_collectors_that_play_on_their_own_stay_close_behind(rl_lab: Command, tmp_path: Path) -> None:
+    """All records arrive, of every environment; the policy's age is logged and bounded; a wrong use is refused."""
+    small = [
+        "environment.num_envs=2",
+        "workflow.batch_size=4",
+        "workflow.train_every=4",
+        "training.total_timesteps=160",
+    ]
+    words = ["train", "+experiment=dqn_cartpole", *QUIET, *small, "evaluation.episodes=1", "logging.every=32"]
+    stale = ["environment.backend=ray", "environment.staleness=4", "data_sources.replay.start_after=16"]
+    code, _, errors = rl_lab(*words, *stale)
+    assert code == 0, errors
+    run = next(tmp_path.glob("experiments/*/*"))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    ages = [row["collect/policy_age"] for row in rows if "collect/policy_age" in row]
+    assert 0.0 < max(ages) <= 4.0
+    assert json.loads((run / "summary.json").read_text())["env_steps"] >= 160
+    code, _, errors = rl_lab("train", "+experiment=ppo_cartpole", *QUIET, *stale[:2])
+    assert code == 2
+    assert "needs every decision in turn" in errors
+    code, _, errors = rl_lab(*words, "environment.staleness=2")
+    assert code == 2
+    assert "environment.staleness is for environment.backend=ray" in errors
 
 
 def test_a_cluster_that_cannot_be_used_is_one_clear_line(rl_lab: Command, monkeypatch: pytest.MonkeyPatch) -> None:

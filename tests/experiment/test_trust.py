@@ -55,6 +55,7 @@ def test_every_command_asks_before_it_opens_a_run(
     commands = [
         ["eval", folder], ["imagine", folder], ["train", f"training.resume_path={folder}"],
         ["train", "-c", "job", f"training.resume_path={folder}"],
+        ["data", "record", folder, "--episodes", "1", "--output", tmp_path / "demos.npz"],
     ]  # fmt: skip
     for command in commands:
         code, _, errors = rl_lab(*command)

@@ -79,7 +79,20 @@ def _others(folder: Path) -> dict[str, Change]:
         "decoded": lambda c: c.update(components="${oc.decode:'{x: {_target_: os.system}}'}"),
         "link": lambda c: os.symlink("/etc/passwd", folder / "events.jsonl.link"),
         "pipe": lambda c: os.mkfifo(folder / "summary.pipe"),
+        "pipe for a manifest": lambda c: os.mkfifo(folder / "manifest.json"),
+        "pipe for run.json": lambda c: ((folder / "run.json").unlink(), os.mkfifo(folder / "run.json")),
+        "device for run.json": lambda c: ((folder / "run.json").unlink(), os.symlink("/dev/zero", folder / "run.json")),
+        "folder for metrics.jsonl": lambda c: ((folder / "metrics.jsonl").unlink(), (folder / "metrics.jsonl").mkdir()),
+        "lists in lists": lambda c: c.update(nested=_nested(100)),
+        "aliases": lambda c: c.update(again=[c["environment"], c["environment"]]),
+        "home of a dataset": lambda c: c["data_sources"].update(
+            demos={"_target_": "rl_lab.experiment.recording.record_dataset", "request": str(folder / MARKER)}
+        ),
     }
+
+
+def _nested(depth: int) -> list[Any]:
+    return [_nested(depth - 1)] if depth else []
 
 
 def hostile_changes(folder: Path) -> Iterator[tuple[str, Change]]:

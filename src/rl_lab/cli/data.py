@@ -70,6 +70,7 @@ def _record(argv: list[str]) -> int:
     parser.add_argument("--controller", metavar="ROLE", help="let the controller with this role act")
     parser.add_argument("--seed", type=arguments.natural, default=0, help="other episodes (default: 0)")
     parser.add_argument("--num-envs", type=arguments.positive, default=8, help="played side by side (default: 8)")
+    arguments.add_trust(parser)
     options = parser.parse_args(argv)
 
     from rl_lab.experiment.recording import RecordingRequest, record_dataset
@@ -79,7 +80,7 @@ def _record(argv: list[str]) -> int:
             actor=options.run, output=options.output, episodes=options.episodes, format_name=options.format,
             noise=options.noise, label=options.label, mode="train" if options.sample else "eval", seed=options.seed,
             num_envs=options.num_envs, controller=options.controller, run_root=options.run_root,
-            environment=options.environment,
+            environment=options.environment, trust=options.trust,
         )
     )  # fmt: skip
     sys.stdout.write(f"{path}\n")

@@ -43,6 +43,8 @@ def make_vector_env(
         if stream in STREAMS:
             return PooledVectorEnv(settings=settings, seeds=seeds)
     if settings.backend == "ray" and stream == "train":
+        if settings.staleness is not None:  # the collectors have their own; these show what they are like
+            return SyncVectorEnv(settings=settings, seeds=seeds, render=render)
         from rl_lab.environments.ray_actors import RayVectorEnv
 
         return RayVectorEnv(settings=settings, seeds=seeds, render=render)

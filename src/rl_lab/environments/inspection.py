@@ -48,9 +48,10 @@ def inspect_environment(settings: EnvironmentSettings) -> EnvironmentFacts:
     crash or end its process, the run can still say so.
     """
     in_worker = settings.backend in ("process", "ray") or family_of(settings.id) is None
+    # These change no fact.
     settings = replace(
-        settings.resolved(), num_envs=1, backend="sync", workers="auto", ray_address=None
-    )  # these change no fact
+        settings.resolved(), num_envs=1, backend="sync", workers="auto", ray_address=None, staleness=None
+    )
     if settings.key not in _known:
         if in_worker:
             from rl_lab.environments.process import probe_in_worker

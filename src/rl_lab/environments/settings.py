@@ -115,6 +115,9 @@ class EnvironmentSettings:
     """Worker processes of the `process` backend, actors of `ray`. `auto`: one per core, at most one per environment."""
     ray_address: str | None = None
     """The cluster of the `ray` backend, host:port or `auto`; null: Ray is started on this machine."""
+    staleness: int | None = None
+    """Of the `ray` backend. null: the actors step at the learner's word, as worker processes do. A number: they collect
+    on their own, with a policy that is at most so many updates old, and a resumed run begins new episodes."""
     worker_timeout: float = 60.0
     """Seconds without an answer after which a worker counts as hung."""
     startup_timeout: float = 300.0
@@ -204,6 +207,9 @@ def _validate(settings: EnvironmentSettings) -> None:
     _whole(settings, "time_limit", least=1, auto=True, null=True)
     _whole(settings, "workers", least=1, auto=True)
     _whole(settings, "camera", least=-1, auto=True)
+    _whole(settings, "staleness", least=1, null=True)
+    if settings.staleness is not None and settings.backend != "ray":
+        raise ConfigError("environment.staleness is for environment.backend=ray: set both, or leave it at null.")
     _whole(settings, "render_size", least=16)
     for name in ("normalize_actions", "rebuild_each_episode", "check"):
         if not isinstance(getattr(settings, name), bool):

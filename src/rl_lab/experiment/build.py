@@ -16,6 +16,7 @@ from rl_lab.environments import make_vector_env
 from rl_lab.environments.base import SeedStream, VectorEnv
 from rl_lab.errors import ConfigError, RLLabError
 from rl_lab.experiment import plan
+from rl_lab.experiment.collectors import Collectors, require_replay
 from rl_lab.experiment.device import keep_freed_memory, resolve_device, resolve_precision, set_threads
 from rl_lab.experiment.imagination import can_illustrate, write_run_imagination
 from rl_lab.experiment.model import Model, build_model
@@ -119,7 +120,7 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
         sources=sources,
         device=device,
         folder=run.path,
-        backend=envs.backend,
+        backend=envs.backend if settings.environment.staleness is None else "ray, asynchronous",
         paths=plan.path_lines(decisions, compiling=compiling, kernels=settings.training.kernels),
     )
     orchestrator = Orchestrator(
@@ -135,6 +136,16 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
         on_complete=_final_pictures(model.workflow, settings, run),
     )
     check_batches(prepared.phases, orchestrator)
+    if settings.environment.staleness is not None:
+        require_replay(model.workflow, context)
+        orchestrator.collects = Collectors(
+            config=config,
+            settings=settings.environment,
+            seed=context.seed,
+            context=context,
+            updates=lambda: orchestrator.scheduler.updates,
+            watch=lambda metrics: orchestrator.recorder.accumulator.add("collect", metrics),
+        )
     ranks.take_first_(value for module in model.modules.values() for value in module.state_dict().values())
     if ranks.rank():  # from here on each rank draws for itself
         seed_random(settings.experiment.seed, SEED_DOMAIN, ranks.rank())

@@ -182,7 +182,7 @@ def parse_yaml(content: bytes, path: Path) -> DictConfig:
     """The configuration in a run's config.yaml; `path` is for the messages."""
     try:
         config = OmegaConf.create(content.decode())
-    except (UnicodeDecodeError, YAMLError, OmegaConfBaseException, RecursionError, ValueError) as error:
+    except (UnicodeDecodeError, YAMLError, OmegaConfBaseException, RecursionError, ValueError, AssertionError) as error:
         raise ConfigError(f"{path} cannot be read: {one_line(error)}") from error
     if not isinstance(config, DictConfig) or not config:
         what = "it must be a mapping" if content.strip() else "it is empty"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from rl_lab.components.acting import Mode
 from rl_lab.datasets.episode import Attributes
 from rl_lab.datasets.files import write_dataset
@@ -37,6 +39,7 @@ class RecordingRequest:
     controller: str | None = None  # the role that acts in place of the agent
     environment: str | None = None  # experts: another environment than their usual one
     run_root: str = "experiments"
+    trust: bool = False  # let a run that was not made here name code of its own
 
 
 def record_dataset(request: RecordingRequest) -> Path:
@@ -55,12 +58,13 @@ def _record_expert(request: RecordingRequest) -> Path:
     )
     overrides = {} if request.environment is None else {"id": request.environment}
     settings = find_expert(name).settings(**overrides)
+    set_threads("auto", torch.device("cpu"))  # an expert that plans does so with many small operations
     with forked_random(DOMAIN, request.seed):
         return demonstrations.record(settings, request.output, request.format_name)
 
 
 def _record_run(request: RecordingRequest) -> Path:
-    loaded = load_run(request.actor, run_root=request.run_root)
+    loaded = load_run(request.actor, run_root=request.run_root, trust=request.trust)
     workflow = loaded.workflow
     set_threads(loaded.settings.training.threads, workflow.context.device)
     settings = replace(loaded.settings.environment, num_envs=min(request.num_envs, request.episodes))

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
-import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from rl_lab.environments.families import family_of
@@ -27,14 +26,13 @@ from rl_lab.experiment import registry
 from rl_lab.experiment.config import parse_yaml
 from rl_lab.orchestration.provenance import CONFIG_FILE, origin_of
 from rl_lab.orchestration.run_directory import RunDirectory
+from rl_lab.reading import yaml_oddity
 
-LARGEST_CONFIG = 1_000_000  # bytes
 # Packages whose classes only compute. Functions of theirs are allowed where a packaged configuration names them.
 _COMPUTING = ("components", "data_sources", "losses", "nn", "simulation", "workflows")
 _OWN = tuple(f"rl_lab.{name}." for name in _COMPUTING)
 _TORCH = ("torch.nn.", "torch.optim.")
 _TARGET = re.compile(r"_target_[\"']?\s*:\s*[\"']?([\w.]+)")
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class UntrustedRunError(RLLabError):
@@ -58,17 +56,22 @@ def open_config(
     path = run.config_yaml
     if not path.is_file():
         raise RunNotFoundError(f"{run.path} has no config.yaml: it is not a run, or it never started.")
-    run.require_kinds()
     content = path.read_bytes()
     origin = origin_of(run.path, content)
+    misplaced = run.misplaced()
     if trust or origin.is_local:
+        if misplaced is not None:
+            raise RLLabError(f"{run.path} cannot be used: {misplaced}. Move it away, then try again.")
         return OpenedConfig(parse_yaml(content, path), True)
     if CONFIG_FILE in origin.changed:
         raise UntrustedRunError(
             f"{path} is not as the run wrote it (its SHA-256 is not the one in manifest.json): it is damaged or was"
             f" edited. {_advice(path)}"
         )
-    refused = next(_file_refusals(run.path), None) or next(_text_refusals(content), None)
+    odd = yaml_oddity(content)
+    refused = next(_file_refusals(run.path), misplaced) or (
+        f"its config.yaml has {odd}, which no run writes" if odd is not None else None
+    )
     if refused is None:
         config = parse_yaml(content, path)
         plain = OmegaConf.to_container(config, resolve=False)
@@ -102,18 +105,6 @@ def _file_refusals(folder: Path) -> Iterator[str]:
             inside = path == folder / "checkpoints" / "latest" and Path(os.readlink(path)).name == os.readlink(path)
             if not (stat.S_ISLNK(mode) and inside):
                 yield f"{path.relative_to(folder)} is a link or a special file, which could lead elsewhere"
-
-
-def _text_refusals(content: bytes) -> Iterator[str]:
-    """Constructs that no run writes and that could mislead a YAML parser, one reason each."""
-    if len(content) > LARGEST_CONFIG:
-        yield f"its config.yaml has {len(content):,} bytes, more than any run writes"
-        return
-    try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(content, Loader=_LOADER)):
-            yield "its config.yaml has aliases (*name), which no run writes"
-    except (yaml.YAMLError, UnicodeDecodeError):
-        return  # reading it will say what is wrong
 
 
 def _node_refusals(node: Any, place: str = "") -> Iterator[str]:

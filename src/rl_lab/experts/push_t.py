@@ -27,7 +27,7 @@ class PushTExpert(Expert):
     environment itself, so that it plays alike whatever the agent sees."""
 
     environment: ClassVar = {"id": "rl_lab/PushT-v0", "image_size": 96}
-    environments: ClassVar = r"^rl_lab/PushT-"
+    environments: ClassVar = r"^rl_lab/PushT"
 
     def __init__(self) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rl_lab.metrics.logger import ROW_HEAD
-from rl_lab.reading import parse_object, read_text
+from rl_lab.reading import parse_object, parse_yaml, read_text
 
 # The first of these that a run has is "the return of training episodes".
 TRAIN_RETURNS = ("collect/episode_return", "collect/episode_return_mean", "collect/return_mean", "collect/return")
@@ -175,10 +175,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _yaml(text: str) -> dict[str, Any]:
-    import yaml
-
     try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError):  # dates that are none, keys that cannot be keys
+        value = parse_yaml(text)
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

@@ -49,6 +49,14 @@ class EvalEnvsFactory(Protocol):
     def __call__(self, stream: SeedStream, *, render: bool) -> VectorEnv: ...
 
 
+class Collects(Protocol):
+    """Who takes the decisions in the training environments: the workflow, or collectors elsewhere."""
+
+    def collect_step(self, step: int, *, phase: PhaseView) -> CollectResult | None: ...
+
+    def close(self) -> None: ...
+
+
 class StopRule(Protocol):
     """Looks at each evaluation of a run: why the run should end here, or None."""
 
@@ -97,6 +105,7 @@ class Orchestrator:
         )
         self.guard = NonFiniteGuard(policy=settings.on_nonfinite, run=run, workflow=workflow)
         self.signal = StopSignal()
+        self.collects: Collects = workflow
         self.stop_rule: StopRule | None = None
         self.pruned: str | None = None  # why the rule ended the run
         self._views = {phase.name: _view(phase) for phase in phases}
@@ -194,7 +203,7 @@ class Orchestrator:
         next_action, advance, collect_step, monotonic = (
             scheduler.next_action,
             scheduler.advance,
-            workflow.collect_step,
+            self.collects.collect_step,
             time.monotonic,
         )
         overlap = self.context.overlap
@@ -461,6 +470,8 @@ class Orchestrator:
     def close(self) -> None:
         """Close the environments, data sources, log and console of the run."""
         self.workflow.close()
+        if self.collects is not self.workflow:
+            self.collects.close()
         for envs in (self.context.train_envs, self._periodic_envs):
             if envs is not None:
                 envs.close()

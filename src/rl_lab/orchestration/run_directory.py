@@ -61,12 +61,13 @@ class RunDirectory:
                 " the run stops. Start it anew."
             )
 
-    def require_kinds(self) -> None:
-        """Fail where a folder stands in the place of one of the run's files, or a file in that of a folder."""
-        for names, is_kind, kind in ((_FILES, Path.is_file, "a file"), (_FOLDERS, Path.is_dir, "a folder")):
-            for path in (self.path / name for name in names):
-                if os.path.lexists(path) and not is_kind(path):
-                    raise RLLabError(f"{path} is not {kind}, as it is in every run. Move it away, then try again.")
+    def misplaced(self) -> str | None:
+        """A sentence on a folder in the place of one of the run's files, or a file in that of a folder; or None."""
+        for names, is_kind, kind in ((_FILES, Path.is_file, "file"), (_FOLDERS, Path.is_dir, "folder")):
+            for name in names:
+                if os.path.lexists(self.path / name) and not is_kind(self.path / name):
+                    return f"its {name} is not the {kind} that it is in every run"
+        return None
 
     @classmethod
     def create(

@@ -10,10 +10,9 @@ import json
 import sys
 from typing import Any
 
-import yaml
-
 from rl_lab.errors import RLLabError
 from rl_lab.metrics.sinks import flatten
+from rl_lab.reading import parse_yaml, read_text
 
 IGNORED = ("_dims.", "run_root", "hydra.", "presets.", "auto_size.")
 
@@ -24,8 +23,10 @@ def differences(path: str) -> dict[str, Any]:
 
     from rl_lab.experiment.config import compose, resolve
 
-    with open(path, encoding="utf-8", errors="replace") as file:
-        stored = yaml.safe_load(file)
+    try:
+        stored = parse_yaml(read_text(path))
+    except ValueError as error:
+        raise RLLabError(f"config.yaml cannot be read: {error}.") from error
     if not isinstance(stored, dict):
         raise RLLabError("config.yaml is not a mapping.")
     name = str((stored.get("experiment") or {}).get("name"))
@@ -48,7 +49,7 @@ def _shown(value: Any) -> str:
 def main() -> int:
     try:
         sys.stdout.write(json.dumps(differences(sys.argv[1])))
-    except (RLLabError, OSError, yaml.YAMLError) as error:
+    except (RLLabError, OSError) as error:
         sys.stderr.write(f"{' '.join(str(error).split())}\n")
         return 2
     return 0

@@ -91,7 +91,8 @@ class MuZeroTargets:
             mix = self.lambda_ * (1.0 - is_last.float())
             live = masked_discount(is_terminal, self.discount)
             return lambda_returns(reward, live, self._values(batch, every), mix)[:, : self.states]
-        position = bootstrap_positions(is_last, self.td_steps if lengths is None else lengths, self.states)
+        steps = self.td_steps if lengths is None else lengths.to(reward.device)
+        position = bootstrap_positions(is_last, steps, self.states)
         value = self._values(batch, position) * (1.0 - is_terminal.gather(1, position).float())
         return unrolled_n_step_returns(reward, position, value, discount=self.discount, steps=self.td_steps)
 
@@ -101,7 +102,7 @@ class MuZeroTargets:
         if self.correction_interval is None or batch.indices is None:
             return None
         age = (records - batch.indices[:, self.frames.context]).clamp(min=0)
-        return (self.td_steps - age // self.correction_interval).clamp(1, self.td_steps).to(batch.reward.device)
+        return (self.td_steps - age // self.correction_interval).clamp(1, self.td_steps)
 
     def _values(self, batch: SequenceBatch, position: Int[Tensor, "batch states"]) -> Float[Tensor, "batch states"]:
         """The value of these records; where nothing was searched (an episode's last record, random play) always the

@@ -39,6 +39,7 @@ class CsvReader(Reader):
     def episodes(self) -> Iterator[Episode]:
         columns = self._columns()
         if self._dtypes is not None:
+            self._check_whole()
             typed = {name: value.astype(self._dtypes[name]) for name, value in columns.items()}
             yield from episodes_of_records(typed, str(self.path))
             return
@@ -48,6 +49,11 @@ class CsvReader(Reader):
         if np.array_equal(action, np.rint(action)) and action.shape[1:] == ():
             columns[roles.action] = action.astype(np.int64)
         yield from Steps(columns, roles, str(self.path)).episodes(self.options.alignment_or("after"))
+
+    def _check_whole(self) -> None:
+        """RL Lab ends every line: a last one without its end may hold half of a number."""
+        if not self.path.read_bytes().endswith(b"\n"):
+            raise DataError(f"{self.path}: its last line is not complete. The file was cut off.")
 
     def _columns(self) -> dict[str, np.ndarray]:
         """Columns of one name with numbers behind it become one array with that many entries."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 
 from rl_lab.buffers.saving import field_file
 from rl_lab.datasets.columns import Column
@@ -16,6 +15,7 @@ from rl_lab.datasets.episode import Attributes, Episode
 from rl_lab.datasets.formats.base import Format, Reader, ReadOptions, unreadable
 from rl_lab.datasets.formats.records_layout import FLAGS, episodes_of_records
 from rl_lab.errors import DataError
+from rl_lab.reading import parse_yaml, read_text
 from rl_lab.records import OBSERVATION_PREFIX
 
 TRAINING_FILE = "training.pt"
@@ -29,7 +29,7 @@ class RunReader(Reader):
         super().__init__(path, options)
         checkpoint, self._run = _places(path)
         self._checkpoint = checkpoint
-        config: Any = OmegaConf.load(self._run / "config.yaml")
+        config: Any = parse_yaml(read_text(self._run / "config.yaml"))
         self._observation = {str(key): spec for key, spec in config["_dims"]["observation"].items()}
         self._action = config["_dims"]["action"]
         self.attributes = Attributes(str(config["environment"]["id"]), "agent", str(path))

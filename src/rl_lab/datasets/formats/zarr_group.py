@@ -18,6 +18,7 @@ from rl_lab.records import OBSERVATION_PREFIX
 
 ENDS, LAST = "episode_ends", "rl_lab_last"  # LAST: a group beside `data`, which other programs do not look at
 CHUNK_BYTES = 8 << 20
+NUMBERS = "biuf"  # kinds of NumPy's types
 
 
 class ZarrReader(Reader):
@@ -29,7 +30,10 @@ class ZarrReader(Reader):
 
         try:
             group: Any = zarr.open_group(str(path), mode="r")
-            self._group, self._data, self._ends = group, group["data"], np.asarray(group[f"meta/{ENDS}"][:])
+            self._group, self._data = group, group["data"]
+            self._ends = np.asarray(_ZarrColumn(path, f"meta/{ENDS}", group[f"meta/{ENDS}"])[:])
+        except DataError:
+            raise
         except Exception as error:  # zarr and its codecs raise many kinds
             raise unreadable(path, error, f"meta/{ENDS}") from error
         metadata = group.attrs.get(METADATA)
@@ -43,8 +47,11 @@ class ZarrReader(Reader):
         self.notes = list(roles.notes)
         last = {}
         if LAST in self._group:
+            group = self._group[LAST]
             last = {
-                key: self._group[LAST][name] for key, name in roles.observation.items() if name in self._group[LAST]
+                key: _ZarrColumn(self.path, f"{LAST}/{name}", group[name])
+                for key, name in roles.observation.items()
+                if name in group
             }
         steps = Steps(columns, roles, str(self.path), last)
         yield from steps.episodes(self.options.alignment_or("after"))
@@ -52,6 +59,11 @@ class ZarrReader(Reader):
 
 class _ZarrColumn:
     def __init__(self, path: Path, name: str, array: Any) -> None:
+        if array.dtype.kind not in NUMBERS:
+            raise DataError(
+                f"{path}, field '{name}': {array.dtype} in place of numbers: objects may be pickles, which could run"
+                " code. Save it as a numeric array."
+            )
         self._path, self._name, self._array = path, name, array
         self.shape, self.dtype = tuple(array.shape), array.dtype
 
