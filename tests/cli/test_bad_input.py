@@ -326,3 +326,11 @@ def test_a_defect_leaves_its_traceback_in_a_file(
     file = next(tmp_path.glob("experiments/random/*/error.txt"))
     assert str(file.relative_to(tmp_path)) in errors
     assert "ZeroDivisionError: on purpose" in file.read_text()
+
+
+def test_an_error_does_not_steer_the_terminal(rl_lab: Command) -> None:
+    """It may quote what anybody wrote into a file."""
+    code, _, errors = rl_lab("eval", "\x1b]0;title\x07")
+    assert code == 2
+    assert "\x1b" not in errors
+    assert "\\x1b]0;title\\x07" in errors

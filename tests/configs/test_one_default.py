@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def settings(path: Path) -> dict[str, Any]:
     return result | {str(key): value for key, value in node.items()}
 
 
+@cache
 def by_target() -> dict[str, list[dict[str, Any]]]:
     """Target → the settings of each of its packaged files."""
     found: dict[str, list[dict[str, Any]]] = {}

@@ -180,3 +180,33 @@ def test_formats_convert_into_each_other(tmp_path: Path) -> None:
         path = write_dataset(tmp_path / f"{number}.x", iter(episodes), Attributes(), format_name=name)
         episodes = list(open_dataset(path, format_name=name).episodes())
     assert_same(episodes, camera_episodes())
+
+
+@pytest.mark.parametrize("place", ["data/state", "meta/episode_ends"])
+@pytest.mark.parametrize("codecs", [["pickle"], ["vlen-utf8", "pickle"], ["vlen-bytes", "pickle"]])
+def test_a_pickle_in_zarr_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, codecs: list[str]
+) -> None:
+    """Not even where the user has let numcodecs open pickles for something else."""
+    pytest.importorskip("zarr")
+    pickles = pytest.importorskip("numcodecs.pickles")
+    monkeypatch.setattr(pickles, "ALLOW_UNSAFE_PICKLE_DECODE", True, raising=False)
+    marker, root = tmp_path / "pwned", tmp_path / "evil.zarr"
+    for name in ("", "data", "meta"):
+        (root / name).mkdir(exist_ok=True)
+        (root / name / ".zgroup").write_text('{"zarr_format": 2}')
+    arrays = {"data/state": (4, "<f8"), "data/action": (4, "<f8"), "meta/episode_ends": (1, "<i8")}
+    for name, (rows, dtype) in arrays.items():
+        evil = name == place
+        (root / name).mkdir()
+        content = (
+            b"cos\nsystem\n(Vtouch " + str(marker).encode() + b"\ntR." if evil else np.full(rows, 4, dtype).tobytes()
+        )
+        (root / name / "0").write_bytes(content)
+        layout = {"shape": [rows], "chunks": [rows], "dtype": "|O" if evil else dtype, "fill_value": None, "order": "C"}
+        filters = [{"id": codec} for codec in codecs] if evil else None
+        header = {"zarr_format": 2, "compressor": None, "filters": filters, **layout}
+        (root / name / ".zarray").write_text(json.dumps(header))
+    with pytest.raises(DataError):
+        list(open_dataset(root).episodes())
+    assert not marker.exists()

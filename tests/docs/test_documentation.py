@@ -59,7 +59,9 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             keys = [line.partition("=")[0] for line in overrides if not line.startswith("training.resume_path=")]
             assert all(key in SAFE_KEYS or key.startswith(SAFE_SECTIONS) for key in keys)
             return 0
-        single = [re.sub(r"=(\w+),.*", r"=\1", line) for line in overrides]  # the first value of a sweep
+        # The first value of a sweep.
+        single = [re.sub(r"=(?:\w+\(log,|\w+\()*([\w.-]+),.*", r"=\1", line) for line in overrides]
+        single = [line for line in single if not line.startswith("hydra")]
         config = compose(single, config_dirs=config_dirs)
         config._dims = DIMS
         validate(resolve(config) | ({} if config.environment.id else {"environment": {"id": "CartPole-v1"}}))

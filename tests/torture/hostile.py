@@ -83,6 +83,7 @@ def _others(folder: Path) -> dict[str, Change]:
         "pipe for run.json": lambda c: ((folder / "run.json").unlink(), os.mkfifo(folder / "run.json")),
         "device for run.json": lambda c: ((folder / "run.json").unlink(), os.symlink("/dev/zero", folder / "run.json")),
         "folder for metrics.jsonl": lambda c: ((folder / "metrics.jsonl").unlink(), (folder / "metrics.jsonl").mkdir()),
+        "escape sequence": lambda c: c.update(size="\x1b]0;pwned\x07"),
         "lists in lists": lambda c: c.update(nested=_nested(100)),
         "aliases": lambda c: c.update(again=[c["environment"], c["environment"]]),
         "home of a dataset": lambda c: c["data_sources"].update(

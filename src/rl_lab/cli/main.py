@@ -94,8 +94,13 @@ def _first_line(error: Exception) -> str:
 
 
 def _fail(message: str, code: int = EXIT_BAD_INPUT) -> int:
-    sys.stderr.write(f"{MESSAGE_PREFIX}{message}\n")
+    sys.stderr.write(f"{MESSAGE_PREFIX}{_printable(message)}\n")
     return code
+
+
+def _printable(message: str) -> str:
+    """A message may quote a file that anybody wrote: nothing in it steers the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in message)
 
 
 def _usage() -> str:

@@ -137,19 +137,24 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
     )
     check_batches(prepared.phases, orchestrator)
     if settings.environment.staleness is not None:
-        require_replay(model.workflow, context)
-        orchestrator.collects = Collectors(
-            config=config,
-            settings=settings.environment,
-            seed=context.seed,
-            context=context,
-            updates=lambda: orchestrator.scheduler.updates,
-            watch=lambda metrics: orchestrator.recorder.accumulator.add("collect", metrics),
-        )
+        _collect_asynchronously(prepared, context, orchestrator)
     ranks.take_first_(value for module in model.modules.values() for value in module.state_dict().values())
     if ranks.rank():  # from here on each rank draws for itself
         seed_random(settings.experiment.seed, SEED_DOMAIN, ranks.rank())
     return Experiment(orchestrator, text, device, model.parameters)
+
+
+def _collect_asynchronously(prepared: Prepared, context: WorkflowContext, orchestrator: Orchestrator) -> None:
+    """Let collectors in processes of their own fill the replay."""
+    require_replay(orchestrator.workflow, context)
+    orchestrator.collects = Collectors(
+        config=prepared.config,
+        settings=prepared.settings.environment,
+        seed=context.seed,
+        context=context,
+        updates=lambda: orchestrator.scheduler.updates,
+        watch=lambda metrics: orchestrator.recorder.accumulator.add("collect", metrics),
+    )
 
 
 def build_sources(model: Model, config: dict[str, Any]) -> dict[str, DataSource]:

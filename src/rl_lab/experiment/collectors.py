@@ -111,6 +111,7 @@ class Collectors:
         self._tasks: dict[Any, tuple[int, int]] = {}  # what an actor is at: its number, and the age of its weights
         self._failures = [0] * count
         self._stretch = 1  # decisions; the policy's age is in proportion to it
+        self._ages: list[int] = []  # since the stretch changed
         self._weights: tuple[int, Any] | None = None  # updates that they have seen, and where they lie
 
     def collect_step(self, step: int, *, phase: PhaseView) -> CollectResult:
@@ -139,10 +140,11 @@ class Collectors:
     def _adapt(self, age: int) -> None:
         """Log how old the policy was, and take longer stretches where the bound leaves room for them."""
         self._watch({"policy_age": float(age)})
-        if age > self._staleness:
-            self._stretch = max(1, self._stretch // 2)
-        elif 0 < 2 * age <= self._staleness:
-            self._stretch = min(LONGEST, 2 * self._stretch)
+        self._ages.append(age)
+        if age > self._staleness and self._stretch > 1:
+            self._stretch, self._ages = self._stretch // 2, []
+        elif len(self._ages) >= 2 * len(self._groups) and 0 < 2 * max(self._ages) <= self._staleness:
+            self._stretch, self._ages = min(LONGEST, 2 * self._stretch), []
 
     def _next_task(self) -> Any:
         oldest = min(self._tasks, key=lambda task: self._tasks[task][1])

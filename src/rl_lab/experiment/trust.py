@@ -114,14 +114,16 @@ def _node_refusals(node: Any, place: str = "") -> Iterator[str]:
             where = f"{place}.{key}" if place else str(key)
             if key == "_target_" and not _is_allowed(value):
                 yield f"its {where}={value} is neither in RL Lab's configurations, nor a plugin's, nor a known class"
-            if "${" in str(key):
-                yield f"its key {where} is an interpolation, which no run writes"
+            if "${" in str(key) or not str(key).isprintable():
+                yield f"its key {where!r} is an interpolation or steers a terminal, which no run writes"
             yield from _node_refusals(value, where)
     elif isinstance(node, list):
         for index, value in enumerate(node):
             yield from _node_refusals(value, f"{place}[{index}]")
     elif isinstance(node, str) and "${" in node:
         yield f"its {place}={node} is an interpolation, which no run writes"
+    elif isinstance(node, str) and not node.replace("\n", "").isprintable():
+        yield f"its {place}={node!r} has characters that steer a terminal, which no run writes"
 
 
 def _environment_refusals(node: Any) -> Iterator[str]:

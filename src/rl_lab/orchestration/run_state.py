@@ -77,7 +77,7 @@ def _fitting(checkpoint: Checkpoint) -> Iterator[None]:
     """Turn the error of a state that does not fit the model, or is of another kind, into one clear line."""
     try:
         yield
-    except (RuntimeError, LookupError, TypeError, AttributeError, ValueError) as error:
+    except (RuntimeError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError, AssertionError) as error:
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:600]}"
         raise CheckpointError(f"{checkpoint.path} does not fit this run ({text}). Use its own config.yaml.") from error
 
