@@ -32,7 +32,7 @@ from rl_lab.orchestration.run_directory import RunDirectory, list_runs
 
 EXPERIMENT = "diffusion_planner_pendulum"
 HORIZON, SAMPLES, ROUNDS = 20, 32, 3  # model steps for a decision: HORIZON × SAMPLES × ROUNDS
-BETAS = (1.0, 3.0, 10.0, 30.0)
+BETAS = (3.0, 10.0, 30.0)
 DIFFUSION = {
     "prior": "@controllers.prior", "horizon": HORIZON, "samples": SAMPLES, "steps": 8, "scored": ROUNDS,
     "execute": "mean",
@@ -44,7 +44,6 @@ ROWS: tuple[tuple[str | None, dict[str, Any]], ...] = (
     ("diffusion", DIFFUSION | {"beta": 0.0, "execute": "sample"}),
     *(("diffusion", DIFFUSION | {"beta": beta}) for beta in BETAS),
     ("cem", SEARCH | {"noise_beta": 1.0}),
-    ("icem", SEARCH | {"execute": "mean"}),
 )
 
 
@@ -55,7 +54,8 @@ def trained(seed: int, run_root: Path) -> RunDirectory:
         if is_it and run.info().get("status") == "completed":
             return run
     arguments = [f"+experiment={EXPERIMENT}", f"experiment.seed={seed}", f"run_root={run_root}", "logging.console=off"]
-    return RunDirectory(run_training(arguments).folder)
+    short = ["evaluation.episodes=1", "evaluation.final_episodes=1", "evaluation.video=false"]  # it is played below
+    return RunDirectory(run_training([*arguments, *short]).folder)
 
 
 def played(
@@ -116,8 +116,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write the result")
     asked = parser.parse_args()
     work = partial(measured, run_root=asked.run_root, episodes=asked.episodes)
+    by_seed: list[list[dict[str, Any]]] = []
     with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
-        by_seed = list(pool.map(work, asked.seeds))
+        for found in pool.map(work, asked.seeds):
+            by_seed.append(found)
+            if asked.json:
+                write(asked.json, asked.episodes, by_seed)
+
+
+def write(path: Path, episodes: int, by_seed: list[list[dict[str, Any]]]) -> None:
+    """The rows, each with what was measured of every seed so far."""
     rows = [
         {
             "planner": planner or PRIOR,
@@ -127,11 +135,6 @@ def main() -> None:
         }
         for number, (planner, settings) in enumerate(ROWS)
     ]
-    if asked.json:
-        write(asked.json, asked.episodes, rows)
-
-
-def write(path: Path, episodes: int, rows: list[dict[str, Any]]) -> None:
     facts = {
         "benchmark": "diffusion_planner", "experiment": EXPERIMENT, "environment": "Pendulum-v1", "episodes": episodes,
         "commit": commit(), "versions": {"python": platform.python_version(), "torch": torch.__version__},

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from rl_lab.errors import RLLabError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PATIENCE = timedelta(days=1)  # an evaluation on the first rank may take long; a rank that dies is noticed at once
 _count, _rank = 1, 0
@@ -54,6 +54,7 @@ def local_rank() -> int:
 def join() -> None:
     """Meet the other ranks."""
     global _count, _rank, several
+    import torch
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -102,6 +103,8 @@ def average(tensor: Tensor) -> Tensor:
 def average_gradients_(gradients: Iterable[Tensor]) -> None:
     """`average_` of many tensors at once."""
     if _count > 1:
+        import torch
+
         tensors = list(gradients)
         flat = average_(torch.cat([value.reshape(-1) for value in tensors]))
         for value, part in zip(tensors, flat.split([value.numel() for value in tensors]), strict=True):
@@ -112,6 +115,7 @@ def gathered(tensor: Tensor) -> Tensor:
     """The tensors of all ranks end to end along the first dimension, without gradient. They have one shape."""
     if _count == 1:
         return tensor
+    import torch
     import torch.distributed as dist
 
     parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(_count)]
@@ -135,6 +139,7 @@ def highest(value: float) -> float:
     """The largest value of any rank."""
     if _count == 1:
         return value
+    import torch
     import torch.distributed as dist
 
     number = torch.tensor(value, dtype=torch.float64)

@@ -36,7 +36,7 @@ class Broken(examples.Counter):
             observation = np.zeros(3)
         if self.fault == "picture":
             observation = np.zeros((64, 64, 3), np.float32)
-        reward = {"reward": None, "infinite": np.inf}.get(self.fault, reward)
+        reward = {"reward": None, "infinite": np.inf, "objectives": np.zeros(2)}.get(self.fault, reward)
         if self.fault == "both":
             terminated = truncated = True
         if self.fault == "flag":
@@ -60,6 +60,7 @@ class Broken(examples.Counter):
         ("nan", "error", "NaN"),
         ("shape", "error", "shape (3,)"),
         ("reward", "error", "not a number"),
+        ("objectives", "error", "not a number"),
         ("infinite", "error", "reward was inf"),
         ("four", "error", "four values"),
         ("tuple", "error", "(observation, info)"),

@@ -222,7 +222,9 @@ class _Checker:
         if value.dtype.kind in "biuf" and value.size == 1:
             number = float(value.reshape(()))
         else:
-            raise self._stop(f"The reward {reward!r} is not a number.", "Return float(reward).")
+            several = value.dtype.kind in "biuf" and value.size > 1
+            fix = "Wrap it so that it returns one, such as a weighted sum." if several else "Return float(reward)."
+            raise self._stop(f"The reward {reward!r} is not a number.", fix)
         if not np.isfinite(number):
             self._add("error", f"The reward was {number}.", "Rewards must be finite: look for a division by zero.")
         return number

@@ -181,7 +181,7 @@ def _import(module: str) -> None:
         sys.modules[path.stem] = loaded
         spec.loader.exec_module(loaded)
     except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"environment.module={module} cannot be imported: {described(error)}. "
-            "Name an importable module or the path of a .py file that registers the environment."
-        ) from error
+        fix = "Name an importable module or the path of a .py file that registers the environment."
+        if "display" in f"{type(error).__name__} {error}".lower():
+            fix = "It needs a display: run it under xvfb-run, or set what its renderer takes (PYGLET_HEADLESS=1)."
+        raise ConfigError(f"environment.module={module} cannot be imported: {described(error)}. {fix}") from error

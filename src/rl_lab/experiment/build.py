@@ -153,6 +153,7 @@ def _collect_asynchronously(prepared: Prepared, context: WorkflowContext, orches
         seed=context.seed,
         context=context,
         updates=lambda: orchestrator.scheduler.updates,
+        rate=getattr(orchestrator.workflow, "updates_per_env_step", 1.0),
         watch=lambda metrics: orchestrator.recorder.accumulator.add("collect", metrics),
     )
 

@@ -95,10 +95,11 @@ class Collectors:
         seed: int,
         context: WorkflowContext,
         updates: Callable[[], int],
+        rate: float,  # updates per env step that the workflow asks for
         watch: Callable[[Metrics], object],
     ) -> None:
         self._ray = ray = ray_cluster.connect(settings.ray_address, place="environment.ray_address")
-        self._context, self._updates, self._watch = context, updates, watch
+        self._context, self._updates, self._rate, self._watch = context, updates, rate, watch
         assert settings.staleness is not None
         self._staleness, self._settings, self._config, self._seed = settings.staleness, settings, config, seed
         cores = max(1, int(ray.cluster_resources().get("CPU", 1)))
@@ -143,8 +144,13 @@ class Collectors:
         self._ages.append(age)
         if age > self._staleness and self._stretch > 1:
             self._stretch, self._ages = self._stretch // 2, []
-        elif len(self._ages) >= 2 * len(self._groups) and 0 < 2 * max(self._ages) <= self._staleness:
+        elif len(self._ages) >= 2 * len(self._groups) and self._may_double():
             self._stretch, self._ages = min(LONGEST, 2 * self._stretch), []
+
+    def _may_double(self) -> bool:
+        if self._updates():
+            return 0 < 2 * max(self._ages) <= self._staleness
+        return 2 * self._stretch * self._settings.num_envs * self._rate <= self._staleness
 
     def _next_task(self) -> Any:
         oldest = min(self._tasks, key=lambda task: self._tasks[task][1])
