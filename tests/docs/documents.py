@@ -41,7 +41,7 @@ def shell_lines() -> list[tuple[str, list[str]]]:
     """(page, words) of every line of every shell block; comments, `cd … &&` and variables before it are left out."""
     lines = []
     for block in blocks("bash"):
-        for line in block.text.splitlines():
+        for line in block.text.replace("\\\n", " ").splitlines():
             words = shlex.split(line.rpartition("&& ")[2], comments=True)
             while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
                 words.pop(0)

@@ -20,8 +20,11 @@ KEYS = {"experiment", "overrides", "protocol", "rows", "iqm", "ci95", "settings"
 ROW = {
     "seed", "return_mean", "return_std", "env_steps", "evaluation_env_steps", "frames", "updates", "wall_s", "device",
     "machine", "commit", "code", "versions", "parameters", "curve", "phases", "note", "shares",
+    "training_return_mean", "training_return_std",
 }  # fmt: skip
-SINCE_DIGESTS = {"evaluation_env_steps", "code", "phases", "note", "shares"}  # rows from before do without them
+SINCE_DIGESTS = {  # rows from before do without them
+    "training_return_mean", "training_return_std", "evaluation_env_steps", "code", "phases", "note", "shares",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -65,6 +65,9 @@ def test_results_have_the_promised_form(tmp_path: Path, monkeypatch: pytest.Monk
     assert [row["seed"] for row in content["rows"]] == [0, 1]
     assert all(set(row) >= ROW for row in content["rows"])
     assert content["protocol"]["episodes"] == 3
+    evaluations = [command for command in started if command.startswith("eval")]
+    assert len({command.partition("--seed ")[2].split()[0] for command in evaluations}) == 1  # the same for each run
+    assert sum("--as-in-training" in command for command in evaluations) == 2
     assert content["protocol"]["environment_version"]["gymnasium"]
     low, high = content["ci95"]
     assert low <= content["iqm"] <= high
@@ -73,7 +76,7 @@ def test_results_have_the_promised_form(tmp_path: Path, monkeypatch: pytest.Monk
 
     del started[:]
     reproduce("random", overrides=OVERRIDES, seeds=[0, 1, 2], episodes=3, results=results, say=said.append)
-    assert [command.split()[0] for command in started] == ["train", "eval", "eval", "eval"]
+    assert [command.split()[0] for command in started] == ["train", *["eval"] * 6]
     assert "experiment.seed=2" in started[0]
 
 

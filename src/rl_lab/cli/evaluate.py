@@ -28,6 +28,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--controller", metavar="ROLE", help="let the controller with this role play; 'agent': the agent itself"
     )
+    parser.add_argument(
+        "--as-in-training", action="store_true", help="choose actions as while collecting, exploration included"
+    )
     parser.add_argument("settings", metavar="key=value", nargs="*", help="settings of --planner")
     arguments.add_trust(parser)
     options = parser.parse_intermixed_args(argv)
@@ -39,7 +42,7 @@ def run(argv: list[str]) -> int:
     result = evaluate_run(
         options.run, run_root=options.run_root, episodes=options.episodes, seed=options.seed, video=options.video,
         planner=options.planner, planner_settings=options.settings,
-        controller=options.controller, trust=options.trust,
+        controller=options.controller, as_in_training=options.as_in_training, trust=options.trust,
     )  # fmt: skip
     if options.json:
         sys.stdout.write(json.dumps(result.as_dict()) + "\n")

@@ -17,6 +17,7 @@ from rl_lab.metrics.video import write_video
 from rl_lab.orchestration.evaluation import EvaluationResult, evaluate
 
 AGENT = "agent"  # in a controller's place: the agent itself
+AS_IN_TRAINING = "as in training"
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,14 @@ def evaluate_run(
     planner: str | None = None,
     planner_settings: Sequence[str] = (),
     controller: str | None = None,
+    as_in_training: bool = False,
     trust: bool = False,
 ) -> RunEvaluation:
     """Play held-out episodes. Without a seed and a number they are those of the run's own final evaluation.
 
     With `planner`, another planner plans in the model of the run. With `controller`, the controller with that role
-    plays, in place of the one that evaluation.controller names; `agent` is the agent itself.
+    plays, in place of the one that evaluation.controller names; `agent` is the agent itself. `as_in_training`: actions
+    are chosen as while it collects, with whatever it explores by.
     """
     loaded = load_run(run, run_root=run_root, planner=planner, planner_settings=planner_settings, trust=trust)
     settings = loaded.settings
@@ -81,7 +84,10 @@ def evaluate_run(
     episodes = episodes or settings.evaluation.final_episodes or settings.evaluation.episodes
     envs = make_eval_envs(settings, "final", render=video, seed=seed, episodes=episodes)
     try:
-        result = evaluate(_player(loaded, controller), envs, episodes, seed=seed, stream="final", record=video)
+        result = evaluate(
+            _player(loaded, controller), envs, episodes, seed=seed, stream="final",
+            mode="train" if as_in_training else "eval", record=video,
+        )  # fmt: skip
     finally:
         envs.close()
     assert result is not None
@@ -89,8 +95,9 @@ def evaluate_run(
     if result.frames is not None:
         path = write_video(loaded.run.path / "videos" / f"eval-s{seed}.mp4", result.frames)
     return RunEvaluation(
-        loaded.run.path, loaded.checkpoint.path.name, settings.environment.id, seed, chosen_actions(loaded.config),
-        result, path, " ".join([planner, *planner_settings]) if planner else None,
+        loaded.run.path, loaded.checkpoint.path.name, settings.environment.id, seed,
+        AS_IN_TRAINING if as_in_training else chosen_actions(loaded.config), result, path,
+        " ".join([planner, *planner_settings]) if planner else None,
     )  # fmt: skip
 
 

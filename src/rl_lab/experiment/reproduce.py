@@ -30,9 +30,10 @@ from rl_lab.experiment.resume import runs_with
 from rl_lab.orchestration.run_directory import RunDirectory
 
 Say = Callable[[str], object]
+FINAL_SEED = 1_000_003  # of the episodes that every run of every seed is scored on
 SEEDS = (
-    "derived from (run seed, stream 'final', environment index, episode number); used neither in training nor in the "
-    "evaluations while training"
+    f"one set for all runs, derived from ({FINAL_SEED}, stream 'final', environment index, episode number); used "
+    "neither in training nor in the evaluations while training"
 )
 LOGS = ".reproduce"  # under run_root
 
@@ -121,18 +122,23 @@ def default_jobs() -> int:
 def _evaluate(
     plans: Sequence[SeedPlan], *, episodes: int, logs: Path, at_once: int, say: Say, start: Start | None
 ) -> dict[int, dict[str, Any]]:
-    """The fresh episodes of every trained seed, each in a process of its own."""
+    """The held-out episodes of every trained seed, as it is evaluated and as it acts in training, each in a process of
+    its own."""
     jobs, outputs = [], {}
     for plan in plans:
         run = plan.run()
         assert run is not None
-        outputs[plan.seed] = logs / f"{plan.name}-s{plan.seed}.json"
-        command = ["eval", str(run.path), "--episodes", str(episodes), "--json"]
-        jobs.append(Job(f"evaluation of seed {plan.seed}", command, outputs[plan.seed]))
+        for option, name in (((), ""), (("--as-in-training",), "-as-in-training")):
+            output = outputs[plan.seed, name] = logs / f"{plan.name}-s{plan.seed}{name}.json"
+            played = ["--episodes", str(episodes), "--seed", str(FINAL_SEED), *option]
+            jobs.append(Job(f"evaluation of seed {plan.seed}", ["eval", str(run.path), *played, "--json"], output))
     failed = run_jobs(jobs, at_once=at_once, say=say, start=start)
     if failed:
         raise RLLabError("; ".join(failed))
-    return {seed: json.loads(path.read_text().strip().splitlines()[-1]) for seed, path in outputs.items()}
+    scores = {key: json.loads(path.read_text().strip().splitlines()[-1]) for key, path in outputs.items()}
+    return {
+        plan.seed: scores[plan.seed, ""] | {"as_in_training": scores[plan.seed, "-as-in-training"]} for plan in plans
+    }
 
 
 def _write(

@@ -69,6 +69,8 @@ def result_row(run: RunDirectory, seed: int, score: Mapping[str, Any], curve: st
         "seed": seed,
         "return_mean": score["eval/return_mean"],
         "return_std": score["eval/return_std"],
+        "training_return_mean": score["as_in_training"]["eval/return_mean"],
+        "training_return_std": score["as_in_training"]["eval/return_std"],
         **_shares(score),
         "env_steps": summary.get("env_steps"),
         "evaluation_env_steps": evaluation_env_steps(logged),

@@ -105,7 +105,7 @@ def capture(function: Callable[[Tensors], Tensors], examples: Mapping[str, Tenso
         return [found[name] for name in result_names]
 
     inputs = [*(examples[name] for name in names), *record.values]
-    table: Any = core_aten_decompositions()
+    table: Any = {**core_aten_decompositions(), torch.ops.aten.max.dim: _max_along}
     decomposed = make_fx(flat, decomposition_table=table)(*inputs)
     # Decompositions write in place themselves: this comes after them.
     graph = make_fx(torch.func.functionalize(decomposed, remove="mutations"))(*inputs)
@@ -113,6 +113,11 @@ def capture(function: Callable[[Tensors], Tensors], examples: Mapping[str, Tenso
     _fold_constants(graph)
     _refuse_random(graph)
     return Captured(graph, names, result_names, record.kinds, dict(examples))
+
+
+def _max_along(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The largest values and where they stand, as two operations that every reader of a graph knows."""
+    return x.amax(dim, keepdim), x.argmax(dim, keepdim)
 
 
 @contextmanager

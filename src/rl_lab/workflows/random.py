@@ -27,8 +27,8 @@ class RandomWorkflow(Workflow):
         return self._train_ratio
 
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
-        """While training, actions come from the run's own stream; in evaluation from torch's, which it seeds."""
-        if mode == "train":
+        """While it collects, actions come from the run's own stream; in evaluation from torch's, which it seeds."""
+        if mode == "train" and self.context.train_envs is not None:
             return self.random_action(), state
         count = len(next(iter(observation.values())))
         spec = self.context.action_spec
