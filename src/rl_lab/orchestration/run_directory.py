@@ -26,7 +26,7 @@ from rl_lab.orchestration.run_lock import run_lock
 HEARTBEAT_FILE = "heartbeat.json"
 Status = Literal["running", "completed", "interrupted", "failed"]
 _FILES = ("manifest.json", CONFIG_FILE, RUN_FILE, "metrics.jsonl", "events.jsonl", "summary.json", "plan.txt",
-          "report.html", "lock.json")  # fmt: skip
+          "report.html", "lock.json", "heartbeat.json")  # fmt: skip
 _FOLDERS = ("checkpoints", "videos", "imagination", "planning", "tensorboard", "data")
 _REPORTED_PACKAGES = (
     "rl-lab",
