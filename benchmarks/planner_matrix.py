@@ -61,7 +61,6 @@ PLANNERS: dict[str, dict[str, Any]] = {
     "mppi": SAMPLING | {"std": 1.0},
     "gradient": {"restarts": 8, "iterations": 8, "init_std": 1.5},
     "policy_guided": SAMPLING | {"elites": 8, "policy_samples": 8},
-    "mcts": {"simulations": 64},
 }
 # MPPI's temperature is in units of the return: a step of CartPole pays 1 whatever is done, one of Pendulum up to -16.
 # Pendulum's torques are worth trying for longer than a step.
@@ -72,17 +71,13 @@ BY_ENVIRONMENT: dict[str, dict[str, dict[str, Any]]] = {
         "cem": {"noise_beta": 1.0},
         "mppi": {"temperature": 0.3, "noise_beta": 1.0},
         "policy_guided": {"noise_beta": 1.0},
-        "mcts": {"sampled_actions": 8},
     },
 }
-# Equations have neither policy nor value: the tree search follows random actions from new nodes on.
-TREE_IN_EQUATIONS = {"prior": "uniform", "leaf_value": "rollout", "rollout_length": 15}
 
 
 def settings(model: Model, planner: str) -> list[str]:
     """key=value of a cell's planner."""
     merged = PLANNERS[planner] | model.settings | BY_ENVIRONMENT[model.environment].get(planner, {})
-    merged |= TREE_IN_EQUATIONS if (planner, model.name) == ("mcts", "Known equations") else {}
     return [f"{key}={value}" for key, value in merged.items()]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -151,15 +153,21 @@ def test_an_engine_that_is_not_installed_is_named_with_its_extra(
         assert f"pip install 'rl-lab[{extra}]'" in errors
 
 
-def test_seeds_are_reproduced_through_submitit(rl_lab: Command, tmp_path: Path) -> None:
-    """The debug executor runs the very jobs in this process; the results are those of the plain command."""
+def test_seeds_are_reproduced_through_submitit(tmp_path: Path) -> None:
+    """The debug executor runs the very jobs in the process that asks, whose signals and output it takes over: in one of
+    its own. The results are those of the plain command."""
     pytest.importorskip("submitit")
     words = ["reproduce", "random", "--seeds", "0", "--episodes", "1", "environment.id=CartPole-v1", *QUIET]
-    short = ["training.total_timesteps=40", "evaluation.episodes=1"]
-    code, output, errors = rl_lab(*words, *short, "--launcher", "submitit", "--option", "cluster=debug")
-    assert code == 0, errors
-    assert "seed 0 done" in output
+    short = ["training.total_timesteps=40", "evaluation.episodes=1", "--launcher", "submitit", "--option"]
+
+    def command(option: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "rl_lab", *words, *short, option]
+        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    done = command("cluster=debug")
+    assert done.returncode == 0, done.stderr
+    assert "seed 0 done" in done.stdout
     assert len(json.loads((tmp_path / "results" / "random.json").read_text())["rows"]) == 1
-    code, _, errors = rl_lab(*words, *short, "--launcher", "submitit", "--option", "queue=long")
-    assert code == 2
-    assert "queue" in errors
+    refused = command("queue=long")
+    assert refused.returncode == 2
+    assert "queue" in refused.stderr
