@@ -20,7 +20,7 @@ def ending_at_once() -> Iterator[None]:
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):  # as under nohup; None: not Python's to restore
                 before[number] = signal.signal(number, end)
     try:
         yield
