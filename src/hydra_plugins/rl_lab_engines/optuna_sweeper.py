@@ -64,7 +64,7 @@ def _lines(searched: Mapping[str, Override], values: Mapping[str, Any]) -> Seque
 
 
 def distribution(override: Override) -> BaseDistribution:
-    """What Optuna draws a setting from: `a,b`, `choice(…)`, `range(…)`, `interval(…)` or `tag(log, interval(…))`."""
+    """The Optuna distribution of a swept setting: `a,b`, `choice(…)`, `range(…)`, `interval(…)`, `tag(log, …)`."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     value = override.value()

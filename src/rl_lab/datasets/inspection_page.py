@@ -55,7 +55,7 @@ def _histogram(histogram: dict[str, list[float]]) -> list[str]:
 
 
 def _decimals(histogram: dict[str, list[float]]) -> int:
-    """As many as it takes to tell the edges of the bars apart."""
+    """The number of decimals with which neighbouring bin edges print differently, at least 2."""
     width = histogram["edges"][1] - histogram["edges"][0]
     return max(2, 1 - math.floor(math.log10(width))) if width > 0.0 else 2
 

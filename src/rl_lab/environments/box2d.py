@@ -13,7 +13,7 @@ MARGIN = 3.0  # pixels: what is rounded or smoothed beyond a polygon's own corne
 
 
 class Polygons:
-    """Where polygons of the playfield lie: those in view are found in one go, by the circles around them."""
+    """Bounding circles of the playfield's polygons, with which those in view are found in one vectorised test."""
 
     def __init__(self, corners: Float[np.ndarray, "polygon corner 2"]) -> None:
         centre = corners.mean(1)

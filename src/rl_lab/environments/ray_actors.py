@@ -142,7 +142,7 @@ class RayVectorEnv(EpisodicVectorEnv):
         return self._actor_class.remote(self._needs, self._module, content)
 
     def _answer(self, task: Any, *, stepping: bool = False) -> Any:
-        """What an actor answered. An actor that raised, hung or died becomes a `_LostError`."""
+        """The result of an actor's task. Raises `_LostError` where the actor raised, hung or died."""
         errors = self._ray.exceptions
         timeout, setting = (self._timeouts[0], "worker_timeout") if stepping else (self._timeouts[1], "startup_timeout")
         try:

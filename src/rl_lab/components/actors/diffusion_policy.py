@@ -88,7 +88,7 @@ class ConditionalModel(nn.Module):
 
 
 class Chunks(NamedTuple):
-    """What a batch of windows teaches."""
+    """Training data of the denoiser: observations to condition on, and the action chunks that followed them."""
 
     observation: dict[str, Tensor]  # each [batch, observation_horizon, ...]
     action: Float[Tensor, "batch prediction_horizon action"]  # encoded
@@ -218,7 +218,7 @@ class DiffusionPolicy(LearningController):
         return self.prediction_horizon
 
     def given(self, observation: Mapping[str, Tensor], *, candidates: int, steps: int) -> LearnedPrior:
-        """What the policy would do after these observations [env, ...], as a prior for the diffusion planner."""
+        """The policy's distribution of action sequences after these observations [env, ...], as the planner's prior."""
         if self.observation_horizon != 1:
             raise ConfigError(
                 f"observation_horizon={self.observation_horizon}: a plan begins at the present, so a diffusion policy "

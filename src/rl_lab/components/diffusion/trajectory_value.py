@@ -91,7 +91,7 @@ class TrajectoryValue(nn.Module):
         return (self(noisy, level) - self.returns(returns)).square().mean()
 
     def expected_return(self, rows: Float[Tensor, "batch time dim"]) -> Float[Tensor, " batch"]:
-        """Of clean trajectories, in units of the return."""
+        """The predicted return of each noise-free trajectory, scaled back from normalised units."""
         value = self(rows, level_tensor(0, len(rows), rows.device))
         return value * (self.returns.variance + self.returns.eps).sqrt() + self.returns.mean
 

@@ -119,7 +119,7 @@ class DiffusionPlanner(Planner):
         return GaussianPrior(self.layout, mean, self.std, steps=self.steps, noise_filter=self.noise_filter)
 
     def _seen(self, state: ModelState, observation: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
-        """What the learned prior is conditioned on: the observation, or, in a dream, what the model predicts of it."""
+        """The observation that conditions the learned prior; in imagination, the one that the model predicts."""
         if observation is not None:
             return observation
         if not self.simulator.has_observation:
