@@ -3,9 +3,10 @@
     python benchmarks/ablation.py --write
 
 For every experiment its loop (decisions, replay, updates) is timed as it is, with `training.kernels=off`, on a GPU with
-`training.compile=off`, and without each of the kernels that it uses, one at a time. Every variant is a process of its
-own: they compile side by side, then take turns, so that other load on the machine meets all alike; medians over the
-turns are compared. `share` is the part of the time that a fast path saves: one below a tenth does not earn its place.
+`training.compile=off`, and without each of the kernels and each of the copies of weights (dreams, plans) that it uses,
+one at a time. Every variant is a process of its own: they compile side by side, then take turns, so that other load on
+the machine meets all alike; medians over the turns are compared. `share` is the part of the time that a fast path
+saves: one below a tenth does not earn its place.
 
 Experiments are those of the machine's device. `--write` puts each into the file as soon as it is measured, beside the
 rows of other devices, and passes over what the present commit has measured already: a run that was cut goes on.
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -55,6 +56,8 @@ CASES = {
     "muzero_game": Case("cpu", 0.25, ("+experiment=muzero_tictactoe",)),
     "muzero_sampled": Case("cpu", 0.5, ("+experiment=muzero_pendulum",)),
     "walker_walk": Case("cuda", 0.5, ("+experiment=dreamer_v3_walker_walk_1m", "environment.num_envs=1"), "random"),
+    "dreamer_v2": Case("cuda", 0.2, ("+experiment=dreamer_v2_walker_stand", "environment.num_envs=1"), "random"),
+    "dreamer_v1": Case("cuda", 0.2, ("+experiment=dreamer_v1_walker_walk", "environment.num_envs=1"), "random"),
     "atari": Case("cuda", 0.25, ("+experiment=dreamer_v3_boxing", "environment.num_envs=1"), "random"),
     "efficientzero": Case("cuda", 0.25, ("+experiment=efficientzero_pong",)),
     "tdmpc2_walker_walk": Case(
@@ -62,6 +65,16 @@ CASES = {
     ),
 }  # fmt: skip
 QUIET = ["logging.console=off", "logging.tensorboard=false", "environment.backend=sync"]
+
+
+def copies_of_weights(workflow: Workflow) -> dict[str, Callable[[], None]]:
+    """The loops that run on copies of the weights in the type of their products, and what takes them off these."""
+    ways: dict[str, Callable[[], None]] = {}
+    if getattr(workflow, "_dreams", None) is not None:
+        ways["copies in dreams"] = lambda: setattr(workflow, "_dreams", None)
+    if getattr(getattr(workflow, "simulator", None), "_pending", None) is not None:
+        ways["copies in plans"] = lambda: workflow.simulator.compile_blocks(None)  # type: ignore[attr-defined]
+    return ways
 
 
 class Training:
@@ -76,6 +89,10 @@ class Training:
         modules = [*context.components.values(), *(part for _, part in context.controllers.items())]
         parts = [part for module in modules for part in module.modules() if isinstance(part, Accelerated)]
         self.kernels = sorted({kernel.name for part in parts for kernel in part.kernels.values()})
+        copies = copies_of_weights(self.workflow)
+        self.kernels += list(copies)
+        if without in copies:
+            copies[without]()
         for part in parts:
             part.kernels = {method: kernel for method, kernel in part.kernels.items() if kernel.name != without}
         name, self.source = next(iter(context.data_sources.items()))

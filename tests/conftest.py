@@ -22,7 +22,7 @@ COMPILING = torch.cuda.is_available() or "RL_LAB_TESTS_COMPILE" in os.environ
 if not COMPILING:  # the compiler cannot see through the checks
     if find_spec("triton") is not None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
-        import rl_lab.kernels.triton.tdmpc
+        import rl_lab.kernels.triton.images
 
     checker = f"{check_annotations.__module__}.{check_annotations.__name__}"
     install_import_hook(["rl_lab.nn", "rl_lab.components"], checker)

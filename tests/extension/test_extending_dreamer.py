@@ -199,10 +199,11 @@ ACTING = [
 def actions(workflow: Any) -> dict[str, Tensor]:
     """What is done for some observations, and the state after it, twice: the second call replays a captured graph."""
     generator = torch.Generator().manual_seed(0)
-    state = workflow.initial_state(3)
+    rows = 32  # discrete choices change for some of them
+    state = workflow.initial_state(rows)
     for seed in (1, 2):
         seen = {
-            key: torch.rand(3, *spec.shape, generator=generator).numpy()
+            key: torch.rand(rows, *spec.shape, generator=generator).numpy()
             for key, spec in workflow.context.observation_spec.items()
         }
         torch.manual_seed(seed)

@@ -23,7 +23,6 @@ from rl_lab.components.planners.icem import ICEM
 from rl_lab.components.planners.mppi import MPPI
 from rl_lab.components.planners.policy_guided import PolicyGuided
 from rl_lab.components.planners.random_shooting import RandomShooting
-from rl_lab.kernels import registry
 from rl_lab.kernels.graphs import CapturedStep
 from rl_lab.specs import ActionSpec
 from rl_lab.workflows.context import PhaseView
@@ -33,16 +32,14 @@ from rl_lab.workflows.tdmpc2 import TDMPC2
 PHASE = PhaseView("train", "online")
 SMALL = {"units": 8, "latent": 8, "batch_size": 2, "members": 2, "planner": PLANNER | {"iterations": 1}}
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-PATHS = ["cpu", "kernels", pytest.param("cuda", marks=needs_gpu)]
+PATHS = ["cpu", "copies", pytest.param("cuda", marks=needs_gpu)]
 
 
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """cpu: as a run on the CPU. kernels: the GPU's plans, with 16-bit copies, without a compiler; and with Triton's
-    kernels, in its interpreter, where it is installed. cuda: compiled and captured."""
-    if request.param == "kernels":
-        candidates = registry._candidates
-        monkeypatch.setattr(registry, "_candidates", lambda module, _: candidates(module, torch.device("cuda")))
+    """cpu: as a run on the CPU. copies: the GPU's plans, with 16-bit copies, without a compiler. cuda: compiled and
+    captured."""
+    if request.param == "copies":
         for place in ("simulation.tdmpc", "components.planners.tdmpc", "workflows.tdmpc_base"):
             monkeypatch.setattr(f"rl_lab.{place}.compile_block", lambda function, **_: function)
         monkeypatch.setattr(CapturedStep, "__call__", lambda self, inputs: self._function(dict(inputs)))

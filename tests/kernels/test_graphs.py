@@ -126,7 +126,7 @@ def test_what_cannot_be_captured_is_called_each_time() -> None:
 
     captured = CapturedStep(step, lambda: [state])
     torch.cuda.manual_seed(3)
-    expected = torch.rand(2, 2, device="cuda")
+    expected = torch.stack([torch.rand(2, device="cuda") for _ in range(2)])
     torch.cuda.manual_seed(3)
     with pytest.warns(UserWarning, match="not captured"):
         first = captured({"x": torch.ones(2)})["noise"]

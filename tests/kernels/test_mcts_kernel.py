@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.kernels.triton_anywhere import use_triton
+from tests.kernels.triton_anywhere import DEVICE, use_triton
 
 from rl_lab.components.muzero.dynamics import Dynamics
 from rl_lab.components.muzero.model import MuZeroModel
@@ -46,7 +46,7 @@ class Hashed(Simulator):
         return SimulatedStep(following, self._number(following, 12.9), continuation)
 
     def predict(self, state):
-        salts = torch.arange(1.0, ACTIONS + 1.0)
+        salts = torch.arange(1.0, ACTIONS + 1.0, device=state.device)
         logits = 2.0 * self._number(state[:, None], salts * 3.3)
         if self.levels == 1:  # one action is far likelier than the others: deep chains
             logits[:, 2] += 20.0
@@ -54,7 +54,7 @@ class Hashed(Simulator):
 
 
 def searches(
-    rule: str, levels: int | None, number: int, roots: int, use_kernels: Callable[[MCTS], None]
+    rule: str, levels: int | None, number: int, roots: int, use_kernels: Callable[[MCTS], None], device: str = "cpu"
 ) -> list[Search]:
     """The same random searches by the plain tree and with kernels."""
     torch.manual_seed(number)
@@ -65,17 +65,22 @@ def searches(
         planner.attach(Hashed(levels))
     use_kernels(planners[1])
     assert planners[1].kernel("_walker") is not None
-    state, legal = torch.rand(roots), torch.rand(roots, ACTIONS) < 0.7
+    state, legal = torch.rand(roots, device=device), (torch.rand(roots, ACTIONS) < 0.7).to(device)
     legal[:, number % ACTIONS] = True
-    noise = torch.distributions.Gumbel(0.0, 1.0).sample((roots, ACTIONS)) if rule == "gumbel" else None
+    gumbel = torch.distributions.Gumbel(0.0, 1.0)
+    noise = gumbel.sample((roots, ACTIONS)).to(device) if rule == "gumbel" else None
     return [planner.search(state, legal=legal, noise=noise) for planner in planners]
 
 
 def assert_equal(one: Search, other: Search) -> None:
-    for name in ("child", "visits", "returns", "prior", "value", "reward", "discount", "parent", "low", "high"):
+    """The same nodes, visits and choices; sums of returns may differ in their last digit, as products and sums are
+    fused by some builds of torch and not by others."""
+    for name in ("child", "visits", "prior", "value", "reward", "discount", "parent"):
         assert torch.equal(getattr(one.tree, name), getattr(other.tree, name)), name
+    for name in ("returns", "low", "high"):
+        torch.testing.assert_close(getattr(one.tree, name), getattr(other.tree, name), rtol=2e-6, atol=2e-6)
     assert torch.equal(one.chosen, other.chosen)
-    assert torch.equal(one.policy, other.policy)
+    torch.testing.assert_close(one.policy, other.policy, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("rule", ["puct", "gumbel"])
@@ -89,10 +94,10 @@ def test_1000_searches_of_each_kind_are_equal(rule: str, levels: int | None) -> 
 @pytest.mark.parametrize("rule", ["puct", "gumbel"])
 @pytest.mark.parametrize("levels", [None, 2])
 def test_the_kernels_of_a_gpu_grow_the_same_trees(rule: str, levels: int | None) -> None:
-    """In Triton's interpreter; there a program is slow, so there are fewer searches."""
+    """On a GPU, or in Triton's interpreter; there a program is slow, so there are fewer searches."""
     pytest.importorskip("triton")
     for number in (0, 3, 5):
-        assert_equal(*searches(rule, levels, number, 3, use_triton))
+        assert_equal(*searches(rule, levels, number, 3, use_triton, DEVICE))
 
 
 def on_the_cpu(planner: MCTS) -> None:

@@ -28,9 +28,6 @@ from rl_lab.components.world_models.rssm import BlockRSSM
 from rl_lab.kernels import graphs
 from rl_lab.kernels.catalogue import KERNELS, Kernel
 from rl_lab.kernels.registry import Accelerated, full_name, reason_against
-from rl_lab.nn.distributions import TwoHot
-from rl_lab.nn.layers import MLP
-from rl_lab.nn.tdmpc_layers import TDMPCMLP, EnsembleMLP, hidden_layers
 
 GPU_KERNELS = [kernel for kernel in KERNELS if kernel.backend == "triton" and ".planners." not in kernel.target]
 DRAWS = 6
@@ -65,11 +62,6 @@ def shaken(module: Any) -> Any:
         for parameter in module.parameters():
             parameter += 0.1 * torch.randn_like(parameter)
     return module.to(DEVICE)
-
-
-def mlp() -> Example:
-    x = normal(2, 6, 7)
-    return Example(shaken(MLP(7, 20, 2)), lambda module: [module(x)], [x])
 
 
 def block_rssm(dtype: torch.dtype = torch.float32) -> Example:
@@ -122,34 +114,12 @@ def decoder() -> Example:
     return Example(module, lambda module: [module.image_loss(deter, stoch, image)], [deter, stoch])
 
 
-def tdmpc_layers() -> Example:
-    x = normal(4, 13)
-    network = TDMPCMLP(13, hidden_layers("tdmpc2", 24, 2), 16, style="tdmpc2", simplex=8)
-    return Example(shaken(network), lambda module: [module(x)], differentiable=False)
-
-
-def tdmpc_ensemble() -> Example:
-    x = normal(4, 13)
-    network = EnsembleMLP(3, 13, hidden_layers("tdmpc2", 24, 2), 7, style="tdmpc2")
-    return Example(shaken(network), lambda module: [module(x)], differentiable=False)
-
-
-def two_hot() -> Example:
-    logits = 4.0 * normal(5, 101)
-    scalar = TwoHot(101, 10.0, "symexp").to(DEVICE)
-    return Example(scalar, lambda module: [module.mean(logits)], differentiable=False, tolerance=1e-3)
-
-
 EXAMPLES: dict[str, Callable[[], Example]] = {
-    "MLP.forward": mlp,
     "BlockRSSM.observe": block_rssm,
     "GaussianRSSM.observe": dense_rssm("planet"),
     "DenseCategoricalRSSM.observe": dense_rssm("dreamer_v3_2023"),
     "DreamerCNN.forward": encoder,
     "DreamerCNNDecoder.image_loss": decoder,
-    "TDMPCLayer.forward": tdmpc_layers,
-    "EnsembleLayer.forward": tdmpc_ensemble,
-    "TwoHot.mean": two_hot,
 }
 
 
@@ -248,7 +218,7 @@ def test_whatever_a_kernel_leaves_out_is_mirrored(kernel: Kernel) -> None:
     assert plain - fast - PLUMBING <= set(kernel.mirrors)
 
 
-@pytest.mark.parametrize("name", ["DreamerCNN.forward", "DreamerCNNDecoder.image_loss", "MLP.forward"])
+@pytest.mark.parametrize("name", ["DreamerCNN.forward", "DreamerCNNDecoder.image_loss"])
 def test_in_bfloat16_they_are_as_close_to_float32_as_the_plain_method_is(name: str) -> None:
     """Rounding decides which of nearly equal pixels is the largest: a matter of luck for each gradient, so it is the
     mean over several draws that counts."""
@@ -287,16 +257,7 @@ def test_the_block_rssm_in_bfloat16() -> None:
     assert (fast[1] == plain[1]).float().mean() > 0.95
 
 
-def test_rows_that_are_no_multiple_of_four_take_the_plain_layers() -> None:
-    (kernel,) = [kernel for kernel in GPU_KERNELS if kernel.name == "MLP.forward"]
-    module, x = make(kernel).module, normal(3, 7)
-    plain = module(x)
-    give(module, kernel)
-    torch.testing.assert_close(module(x), plain)
-
-
 REFUSED = {
-    "MLP.forward": lambda module: setattr(module[0], "activate", F.relu),
     "BlockRSSM.observe": lambda module: setattr(module.deter_layer, "activate", F.relu),
 }
 

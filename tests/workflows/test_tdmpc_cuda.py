@@ -38,7 +38,10 @@ def test_captured_equals_plain(kind, action, observation):
         decisions.append(np.stack(chosen))
     for plain, captured in zip(*histories, strict=True):
         torch.testing.assert_close(captured, plain, rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(decisions[0], decisions[1], rtol=1e-2, atol=1e-2)
+    if action is DISCRETE:  # of choices that are worth nearly the same, rounding decides
+        assert (decisions[0] == decisions[1]).mean() > 0.9
+    else:
+        np.testing.assert_allclose(decisions[0], decisions[1], rtol=1e-2, atol=1e-2)
 
 
 def test_plans_in_float16_are_worth_what_the_plain_ones_are():

@@ -66,10 +66,6 @@ DENSE_PARTS = (
     *(f"{MODELS}.recurrent_cells.{name}" for name in ("ResetBeforeGRU", "ResetAfterGRU", "NormGRU")),
 )  # fmt: skip
 
-TDMPC_LAYERS = "rl_lab.nn.tdmpc_layers"
-TDMPC_KERNELS = "rl_lab.kernels.triton.tdmpc"
-PADDED = "rl_lab.kernels.copies"
-
 PLANNERS, MUZERO = "rl_lab.components.planners", "rl_lab.components.muzero"
 TREE = (
     "search_tree.Edges.q", "search_tree.Edges.value", "search_tree.SearchTree.select", "search_tree.SearchTree.edges",
@@ -116,33 +112,6 @@ SEARCH_KERNELS = (
 
 KERNELS: tuple[Kernel, ...] = (
     *SEARCH_KERNELS,
-    Kernel(
-        f"{TDMPC_LAYERS}.TDMPCLayer", "forward", "triton", f"{TDMPC_KERNELS}:layer",
-        mirrors=tuple(f"{TDMPC_LAYERS}.{name}.forward" for name in ("TDMPCLayer", "Mish", "SimNorm")),
-        parts=(
-            "torch.nn.modules.linear.Linear", f"{PADDED}.PaddedLinear", "torch.nn.modules.normalization.LayerNorm",
-            f"{TDMPC_LAYERS}.Mish", f"{TDMPC_LAYERS}.SimNorm",
-        ),
-    ),
-    Kernel(
-        f"{TDMPC_LAYERS}.EnsembleLayer", "forward", "triton", f"{TDMPC_KERNELS}:ensemble_layer",
-        mirrors=(
-            *(f"{TDMPC_LAYERS}.{name}.forward" for name in ("EnsembleLayer", "MemberNorm", "Mish")),
-            "rl_lab.nn.member_mlp.MemberLinear.forward",
-        ),
-        parts=(
-            "rl_lab.nn.member_mlp.MemberLinear", f"{PADDED}.PaddedMembers", f"{TDMPC_LAYERS}.MemberNorm",
-            f"{TDMPC_LAYERS}.Mish", "torch.nn.modules.linear.Identity",
-        ),
-    ),
-    Kernel(
-        "rl_lab.nn.distributions.TwoHot", "mean", "triton", f"{TDMPC_KERNELS}:two_hot_mean",
-        mirrors=("rl_lab.nn.distributions.TwoHot.mean",),
-    ),
-    Kernel(
-        f"{LAYERS}.MLP", "forward", "triton", "rl_lab.kernels.triton.mlp:forward",
-        mirrors=(f"{LAYERS}.MLP.forward", *LAYER_SOURCES), parts=DENSE_LAYERS,
-    ),
     Kernel(
         f"{MODELS}.rssm.BlockRSSM", "observe", "triton", "rl_lab.kernels.triton.rssm:observe",
         mirrors=(

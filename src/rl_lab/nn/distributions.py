@@ -18,7 +18,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError
-from rl_lab.kernels.registry import Accelerated
 
 NoiseKind = Literal["exponential", "normal", "uniform"]
 Spacing = Literal["symexp", "linear"]  # of the bins of a two-hot distribution
@@ -232,7 +231,7 @@ class Bernoulli:
         return (self.logits > 0.0).to(self.logits.dtype)
 
 
-class TwoHot(Accelerated):
+class TwoHot(nn.Module):
     """`bins` values from -symexp(limit) to +symexp(limit), dense around an exact 0 in the middle.
 
     Targets are raw values (no symlog), predictions are means in raw space, and everything is float32 or better. With
@@ -265,8 +264,6 @@ class TwoHot(Accelerated):
 
     def mean(self, logits: Float[Tensor, "*lead bins"]) -> Float[Tensor, "*lead"]:
         """Expected value. Each bin is paired with its mirror image, so uniform logits give exactly 0."""
-        if self.kernels and not torch.is_grad_enabled() and (kernel := self.kernel("mean")) is not None:
-            return kernel(self, logits)
         probs = torch.softmax(at_least_float32(logits), -1)
         surplus = probs[..., self.center + 1 :] - probs[..., : self.center].flip(-1)
         mean = (surplus * self.bins[self.center + 1 :]).sum(-1)

@@ -19,7 +19,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError
-from rl_lab.kernels.registry import Accelerated
 from rl_lab.nn.distributions import at_least_float32
 from rl_lab.nn.styles import DREAMER_V3, Initialization, LayerStyle
 
@@ -141,18 +140,13 @@ class NormedLinear(nn.Module):
         return self.activate(self.norm(self.linear(x)))
 
 
-class MLP(Accelerated, nn.Sequential):
+class MLP(nn.Sequential):
     """`layers` times Linear → norm → activation. With no layers it is the identity."""
 
     def __init__(self, in_features: int, units: int, layers: int, *, style: LayerStyle = DREAMER_V3) -> None:
         sizes = [in_features] + [units] * layers
         super().__init__(*(NormedLinear(*pair, style=style) for pair in pairwise(sizes)))
         self.in_features, self.output_size, self.style = in_features, sizes[-1], style
-
-    def forward(self, x: Float[Tensor, "*lead in_features"]) -> Float[Tensor, "*lead out"]:
-        if self.kernels and (kernel := self.kernel("forward")) is not None:
-            return kernel(self, x)
-        return super().forward(x)
 
 
 class Head(nn.Module):

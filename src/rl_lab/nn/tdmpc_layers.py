@@ -15,7 +15,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from rl_lab.errors import ConfigError, nearest
-from rl_lab.kernels.registry import Accelerated
 from rl_lab.nn.distributions import at_least_float32
 from rl_lab.nn.member_mlp import MemberLinear
 
@@ -89,7 +88,7 @@ def linear(inputs: int, outputs: int, *, style: str, zero: bool = False) -> nn.L
     return layer
 
 
-class TDMPCLayer(Accelerated):
+class TDMPCLayer(nn.Module):
     """Linear → LayerNorm (where `norm`) → activation."""
 
     def __init__(self, inputs: int, outputs: int, *, norm: bool, activation: nn.Module, style: str) -> None:
@@ -99,8 +98,6 @@ class TDMPCLayer(Accelerated):
         self.activation = activation
 
     def forward(self, x: Float[Tensor, "*lead inputs"]) -> Float[Tensor, "*lead outputs"]:
-        if self.kernels and not torch.is_grad_enabled() and (kernel := self.kernel("forward")) is not None:
-            return kernel(self, x)
         return self.activation(self.norm(self.linear(x)))
 
 
@@ -162,7 +159,7 @@ class MemberNorm(nn.Module):
         return torch.addcmul(bias, F.layer_norm(x, x.shape[-1:], eps=NORM_EPS), weight)
 
 
-class EnsembleLayer(Accelerated):
+class EnsembleLayer(nn.Module):
     """`members` dense layers side by side, as one batched product; with a LayerNorm of each member's own."""
 
     def __init__(
@@ -184,9 +181,6 @@ class EnsembleLayer(Accelerated):
     ) -> Float[Tensor, "chosen rows outputs"]:
         """Each member on its own rows. `keep` is a dropout mask, already divided by the share that is kept; `members`
         and `frozen` as for the linear layer."""
-        asks = self.kernels and keep is None and not torch.is_grad_enabled()
-        if asks and (kernel := self.kernel("forward")) is not None:
-            return kernel(self, x, members)
         x = self.linear(x, members, frozen=frozen)
         if keep is not None:
             x = x * keep

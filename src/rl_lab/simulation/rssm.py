@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
 from rl_lab.components.world_models.base import LatentState, StateSpaceModel, stack_states
 from rl_lab.errors import ConfigError
-from rl_lab.kernels.copies import TENSOR_CORE_MULTIPLE, WorkingCopies
+from rl_lab.kernels.copies import WorkingCopies
 from rl_lab.kernels.graphs import compile_block
 from rl_lab.simulation.simulator import Evaluation, SimulatedStep, Simulator, discounted
 
@@ -61,7 +61,7 @@ class RSSMSimulator(Simulator):
         """Compile one step of the model. The plain methods stay the reference. `dtype`: plans are computed with copies
         of the weights of this type, which `observe` renews."""
         if dtype is not None:
-            copies = self._copies = WorkingCopies(dtype, multiple=TENSOR_CORE_MULTIPLE)
+            copies = self._copies = WorkingCopies(dtype)
             self.planned, self.reward = copies.add(self.rssm), copies.add(self.reward)
             self.continuation = None if self.continuation is None else copies.add(self.continuation)
             device = next(self.planned.parameters()).device.type

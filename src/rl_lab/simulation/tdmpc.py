@@ -15,8 +15,7 @@ from rl_lab.components.actors.tdmpc import TDMPCPolicy
 from rl_lab.components.dynamics.tdmpc import TDMPCModel
 from rl_lab.components.encoders.tdmpc import TDMPCEncoder
 from rl_lab.components.q_functions.ensemble import QEnsemble
-from rl_lab.kernels import registry
-from rl_lab.kernels.copies import TENSOR_CORE_MULTIPLE, WorkingCopies
+from rl_lab.kernels.copies import WorkingCopies
 from rl_lab.kernels.graphs import compile_block
 from rl_lab.simulation.simulator import ModelState, SimulatedStep, Simulator
 
@@ -109,27 +108,21 @@ class TDMPCSimulator(Simulator):
 
     # Speed ------------------------------------------------------------------------------------------------------------
 
-    def compile_blocks(self, dtype: torch.dtype | None = None, kernels: Literal["auto", "off"] = "auto") -> None:
+    def compile_blocks(self, dtype: torch.dtype | None = None) -> None:
         """Compile the methods that a plan calls many times, for any number of rows. The plain methods stay the
         reference. It is done at the first `observe`: until then the modules may be changed.
 
-        `dtype`: plans are computed with copies of the weights of this type, which `observe` renews. Where every layer
-        of the copies has a kernel, they run without a compiler.
+        `dtype`: plans are computed with copies of the weights of this type, which `observe` renews.
         """
-        self._pending = partial(self._compile, dtype, kernels)
+        self._pending = partial(self._compile, dtype)
 
-    def _compile(self, dtype: torch.dtype | None, kernels: Literal["auto", "off"]) -> None:
+    def _compile(self, dtype: torch.dtype | None) -> None:
         self._encode = compile_block(self._encode, dynamic=True)  # type: ignore[method-assign]
         if dtype is not None:
-            copies = self._copies = WorkingCopies(dtype, multiple=TENSOR_CORE_MULTIPLE)
+            copies = self._copies = WorkingCopies(dtype)
             self.model, self.prior, self.q = copies.add(self.model), copies.add(self.prior), copies.add(self.q)
-            device = next(self.model.parameters()).device
-            self.plan_autocast = lambda: torch.autocast(device.type, dtype)
-            parts = {"plan.model": self.model, "plan.policy": self.prior, "plan.q": self.q.online}
-            decisions = registry.enable(parts, device=device, dtype=dtype, mode=kernels)
-            if decisions and all(decision.reason is None for decision in decisions):
-                self.prior.drawn = compile_block(self.prior.drawn, dynamic=True)  # type: ignore[method-assign]
-                return
+            device = next(self.model.parameters()).device.type
+            self.plan_autocast = lambda: torch.autocast(device, dtype)
         for name in ("_advance", "_value", "_sample"):
             setattr(self, name, _with_whole_tensors(compile_block(getattr(self, name), dynamic=True)))
 

@@ -87,7 +87,7 @@ class TDMPCBase(Workflow):
         }
         self._act_graphs: dict[tuple[Any, ...], CapturedStep] = {}
         if context.compile:
-            self.simulator.compile_blocks(planning_dtype(context.device, context.autocast_dtype), context.kernels)
+            self.simulator.compile_blocks(planning_dtype(context.device, context.autocast_dtype))
             if self.plans_are_of_one_length:
                 self.planner.compile_blocks()
             self._compile()

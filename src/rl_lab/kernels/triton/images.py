@@ -1,5 +1,4 @@
-"""What happens to images between convolutions, each as one kernel with its derivative; rows of dense layers, which have
-the same norm and activation, run on it too (`rows_norm_silu`). It needs `triton`.
+"""What happens to images between convolutions, each as one kernel with its derivative. It needs `triton`.
 
 Images are [rows, height, width, channels]; "by phases" every 2×2 pixels are the channels of one. Biases are added here,
 not by the convolution, which would read and write the whole map once more for it.
@@ -105,17 +104,6 @@ def placed_norm_silu(
     """silu(norm(phases + bias)) of an image that lies by phases, in its own order."""
     parts = split_phases(phases, bias.shape[0]).permute(0, 1, 3, 2, 4, 5)
     return _NormSilu.apply(parts, bias, scale, eps, False)
-
-
-def rows_norm_silu(
-    x: Float[Tensor, "rows channels"],
-    bias: Float[Tensor, " channels"],
-    scale: Float[Tensor, " channels"],
-    *,
-    eps: float,
-) -> Float[Tensor, "rows channels"]:
-    """silu(norm(x + bias)) of rows, as many as are a multiple of four: each four are an image of 2×2."""
-    return _NormSilu.apply(x.contiguous().view(-1, 1, 2, 1, 2, x.shape[1]), bias, scale, eps, False).view(x.shape)
 
 
 def scaled_phases(image: UInt8[Tensor, "rows height width channels"], dtype: torch.dtype) -> Tensor:
