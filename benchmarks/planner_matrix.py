@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import subprocess
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ import torch
 from rl_lab.errors import ConfigError
 from rl_lab.experiment.evaluate import evaluate_run
 from rl_lab.experiment.train import run_training
-from rl_lab.orchestration.run_directory import RunDirectory, list_runs
+from rl_lab.orchestration.run_directory import RunDirectory, git_commit, list_runs
 
 SEED = 0  # of the episodes
 OWN = "its own"  # what the agent does that was trained: its own planner, or its policy
@@ -149,21 +148,15 @@ def main() -> None:
             if asked.row and planner not in asked.row:
                 continue
             if key not in cells or asked.column or asked.row:
-                cells[key] = cell(model, run, planner, asked.episodes) | {"commit": commit()}
+                cells[key] = cell(model, run, planner, asked.episodes) | {"commit": git_commit()}
                 print(" | ".join(str(cells[key].get(name, "")) for name in (*cells[key],)), flush=True)
             if asked.json:
                 write(asked.json, list(models.values()), list(cells.values()))
 
 
-def commit() -> str:
-    """The commit that is checked out, with `-dirty` where files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
 def write(path: Path, models: list[dict[str, Any]], cells: list[dict[str, Any]]) -> None:
     versions = {"python": platform.python_version(), "torch": torch.__version__}
-    facts = {"benchmark": "planner_matrix", "commit": commit(), "versions": versions}
+    facts = {"benchmark": "planner_matrix", "commit": git_commit(), "versions": versions}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**facts, "models": models, "cells": cells}, indent=1) + "\n")
 

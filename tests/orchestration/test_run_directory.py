@@ -12,6 +12,7 @@ import pytest
 from tests.torture.locks import contend
 
 from rl_lab.errors import RunNotFoundError
+from rl_lab.orchestration import run_directory
 from rl_lab.orchestration.run_directory import RunDirectory, find_run, list_runs
 from rl_lab.orchestration.run_lock import RunLockedError
 
@@ -139,3 +140,21 @@ def test_a_failing_disk_does_not_hide_the_error(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         run.finish("completed")
     assert not list(run.path.glob(".*.tmp"))
+
+
+def test_a_commit_is_dirty_where_code_differs_from_it(tmp_path, monkeypatch):
+    """New results, and files that are not tracked, leave it clean."""
+    (tmp_path / "results").mkdir()
+    for name in ("code.py", "results/speed.json"):
+        (tmp_path / name).write_text("1\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.setattr(run_directory, "__file__", str(tmp_path / "code.py"))
+    clean = run_directory.git_commit()
+    assert clean is not None and len(clean) == 40
+    (tmp_path / "results/speed.json").write_text("2\n")
+    (tmp_path / "new.py").write_text("1\n")
+    assert run_directory.git_commit() == clean
+    (tmp_path / "code.py").write_text("2\n")
+    assert run_directory.git_commit() == f"{clean}-dirty"

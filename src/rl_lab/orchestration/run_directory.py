@@ -279,11 +279,18 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """The commit that this code is at (with `-dirty` where it was changed), or None for an installed copy."""
-    folder = Path(__file__).resolve().parent
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """The commit that this code is at, with `-dirty` where tracked files differ from it; None for an installed copy.
+    `results/` does not count: one row is written there while the next is measured."""
+    commit = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)results")
+    return f"{commit}-dirty" if commit and changes else commit
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints about the repository of this file; None where there is neither."""
+    command = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+    return done.stdout.strip() if done.returncode == 0 else None
