@@ -40,15 +40,16 @@ class Model:
     name: str
     experiment: str
     settings: dict[str, float]
+    has_policy: bool = True  # and a value
 
 
 MODELS = (
-    Model("CartPole-v1", "Known equations", "mpc_cartpole", {"horizon": 15}),
-    Model("CartPole-v1", "Ensemble", "mbmpc_cartpole", {"horizon": 15, "discount": 0.99}),
+    Model("CartPole-v1", "Known equations", "mpc_cartpole", {"horizon": 15}, False),
+    Model("CartPole-v1", "Ensemble", "mbmpc_cartpole", {"horizon": 15, "discount": 0.99}, False),
     Model("CartPole-v1", "RSSM (DreamerV3)", "dreamer_v3_cartpole", {"horizon": 5, "discount": 0.997}),
     Model("CartPole-v1", "TD-MPC2", "tdmpc2_cartpole", {"horizon": 3, "discount": 0.99}),
-    Model("Pendulum-v1", "Known equations", "mpc_pendulum", {"horizon": 20}),
-    Model("Pendulum-v1", "Ensemble", "mbmpc_pendulum", {"horizon": 15, "discount": 0.95}),
+    Model("Pendulum-v1", "Known equations", "mpc_pendulum", {"horizon": 20}, False),
+    Model("Pendulum-v1", "Ensemble", "mbmpc_pendulum", {"horizon": 15, "discount": 0.95}, False),
     Model("Pendulum-v1", "RSSM (Dreamer v1)", "dreamer_v1_pendulum", {"horizon": 5, "discount": 0.95}),
     Model("Pendulum-v1", "TD-MPC2", "tdmpc2_pendulum", {"horizon": 3, "discount": 0.975}),
 )
@@ -60,7 +61,11 @@ PLANNERS: dict[str, dict[str, Any]] = {
     "mppi": SAMPLING | {"std": 1.0},
     "gradient": {"restarts": 8, "iterations": 8, "init_std": 1.5},
     "policy_guided": SAMPLING | {"elites": 8, "policy_samples": 8},
+    "mcts": {"simulations": 64},
+    "diffusion": {"samples": 64, "scored": 3},
 }
+# A tree has no horizon. Where a model has neither policy nor value, random actions stand in for both.
+TREE_WITHOUT_POLICY = {"prior": "uniform", "leaf_value": "rollout"}
 # MPPI's temperature is in units of the return: a step of CartPole pays 1 whatever is done, one of Pendulum up to -16.
 # Pendulum's torques are worth trying for longer than a step.
 BY_ENVIRONMENT: dict[str, dict[str, dict[str, Any]]] = {
@@ -70,6 +75,8 @@ BY_ENVIRONMENT: dict[str, dict[str, dict[str, Any]]] = {
         "cem": {"noise_beta": 1.0},
         "mppi": {"temperature": 0.3, "noise_beta": 1.0},
         "policy_guided": {"noise_beta": 1.0},
+        "mcts": {"sampled_actions": 16},
+        "diffusion": {"noise_beta": 1.0},
     },
 }
 
@@ -77,6 +84,9 @@ BY_ENVIRONMENT: dict[str, dict[str, dict[str, Any]]] = {
 def settings(model: Model, planner: str) -> list[str]:
     """key=value of a cell's planner."""
     merged = PLANNERS[planner] | model.settings | BY_ENVIRONMENT[model.environment].get(planner, {})
+    if planner == "mcts":
+        horizon = merged.pop("horizon")
+        merged |= {} if model.has_policy else TREE_WITHOUT_POLICY | {"rollout_length": horizon}
     return [f"{key}={value}" for key, value in merged.items()]
 
 
