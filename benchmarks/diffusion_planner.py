@@ -21,14 +21,13 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from benchmarks.planner_matrix import commit
 
 from rl_lab.components.planners.base import Plan, Planner
 from rl_lab.experiment.agent import load_run
 from rl_lab.experiment.build import make_eval_envs
 from rl_lab.experiment.train import run_training
 from rl_lab.orchestration.evaluation import evaluate
-from rl_lab.orchestration.run_directory import RunDirectory, list_runs
+from rl_lab.orchestration.run_directory import RunDirectory, git_commit, list_runs
 
 EXPERIMENT = "diffusion_planner_pendulum"
 HORIZON, SAMPLES, ROUNDS = 20, 32, 3  # model steps for a decision: HORIZON × SAMPLES × ROUNDS
@@ -137,7 +136,7 @@ def write(path: Path, episodes: int, by_seed: list[list[dict[str, Any]]]) -> Non
     ]
     facts = {
         "benchmark": "diffusion_planner", "experiment": EXPERIMENT, "environment": "Pendulum-v1", "episodes": episodes,
-        "commit": commit(), "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "commit": git_commit(), "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
