@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from benchmarks.measuring import write_record
+from measuring import write_record
 
 from rl_lab.components.muzero.dynamics import Dynamics
 from rl_lab.components.muzero.model import MuZeroModel

@@ -25,7 +25,9 @@ def run(argv: list[str]) -> int:
     arguments.add_overrides(parser)
     parser.add_argument("--seeds", type=parse_seeds, default=list(range(5)), metavar="0-4", help="such as 0-4 or 0,3,7")
     parser.add_argument(
-        "--jobs", type=arguments.positive, help="seeds trained at once (default: one per core, 1 on a GPU)"
+        "--jobs",
+        type=arguments.positive,
+        help="seeds trained at once (default: one per core; on a GPU 1, several share it by MPS)",
     )
     parser.add_argument(
         "--episodes", type=arguments.positive, default=100, help="final episodes of a seed (default: 100)"

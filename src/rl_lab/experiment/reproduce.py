@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl_lab.errors import RLLabError
 from rl_lab.experiment.engines import engine
+from rl_lab.experiment.gpu_sharing import shared_gpu
 from rl_lab.experiment.jobs import Job, Start, run_jobs
 from rl_lab.experiment.learning_code import settings_digest
 from rl_lab.experiment.prepare import Prepared, prepare
@@ -87,16 +89,18 @@ def reproduce(
     missing = [plan for plan in plans if not plan.is_done()]
     say(f"{experiment}: {len(plans) - len(missing)} of {len(plans)} seeds are trained already")
     start = engine(launcher, options or {}, folder=logs) if launcher is not None else None
-    at_once = jobs or (default_jobs() if launcher is None else len(plans))  # an engine has a queue of its own
+    on_gpu = launcher is None and _computes_on_gpu(prepared)
+    at_once = jobs or (_default_jobs(on_gpu) if launcher is None else len(plans))  # an engine has a queue of its own
     training = [
         Job(f"seed {plan.seed}", [*plan.train_command(), *folders], logs / f"{plan.name}-s{plan.seed}.log")
         for plan in missing
     ]
-    failed = run_jobs(training, at_once=at_once, say=say, start=start)
-    done = [plan for plan in plans if plan.is_done()]
-    if not done:
-        raise RLLabError("; ".join(failed) + ". There is nothing to write yet.")
-    scores = _evaluate(done, episodes=episodes, logs=logs, at_once=at_once, say=say, start=start)
+    with shared_gpu(say=say) if on_gpu and at_once > 1 else nullcontext():
+        failed = run_jobs(training, at_once=at_once, say=say, start=start)
+        done = [plan for plan in plans if plan.is_done()]
+        if not done:
+            raise RLLabError("; ".join(failed) + ". There is nothing to write yet.")
+        scores = _evaluate(done, episodes=episodes, logs=logs, at_once=at_once, say=say, start=start)
     path = _write(
         experiment, prepared, overrides, done, scores, episodes=episodes, results=results, config_dirs=config_dirs
     )
@@ -112,11 +116,15 @@ def _plan(prepared: Prepared, experiment: str, overrides: Sequence[str], seed: i
     return SeedPlan(seed, lines, Path(prepared.config["run_root"]), name)
 
 
-def default_jobs() -> int:
-    """One seed per core on the CPU, where a run uses one thread; one at a time on a GPU."""
-    import torch
+def _computes_on_gpu(prepared: Prepared) -> bool:
+    from rl_lab.experiment.device import resolve_device  # it imports torch, which takes a second
 
-    return 1 if torch.cuda.is_available() else max(1, len(os.sched_getaffinity(0)))
+    return resolve_device(prepared.settings.experiment.device).type == "cuda"
+
+
+def _default_jobs(on_gpu: bool) -> int:
+    """One seed per core on the CPU, where a run uses one thread; one at a time on a GPU."""
+    return 1 if on_gpu else max(1, len(os.sched_getaffinity(0)))
 
 
 def _evaluate(
