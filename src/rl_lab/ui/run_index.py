@@ -205,6 +205,7 @@ def read_row(name: str, folder: Path) -> Row:
         "start": str(info.get("start") or ""),
         "device": str(info.get("device") or ""),
         "parameters": _parameter_count(info),
+        "can_dream": info.get("has_world_model") is not False,  # a run of an older version does not say
     }
 
 
@@ -240,9 +241,11 @@ def _first_number(*values: Any) -> float | None:
 
 
 def _speed(rows: list[dict[str, Any]]) -> float | None:
-    """Env steps per second over the recent rows."""
+    """Env steps per second over the recent rows; over all of the time where there is one row only."""
     points = [(number(row.get("wall_s")), number(row.get("env_steps"))) for row in rows[-RECENT_ROWS:]]
     known = [(wall, steps) for wall, steps in points if wall is not None and steps is not None]
+    if len(known) == 1:
+        known.insert(0, (0.0, 0.0))
     if len(known) < 2 or known[-1][0] <= known[0][0]:
         return None
     return max(0.0, (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0]))
