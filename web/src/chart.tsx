@@ -116,6 +116,10 @@ function optionsFor(state: { current: Parameters<typeof Chart>[0] }, own: HTMLEl
       drawClear: [(chart) => shade(chart, state.current.stretches ?? [])],
       draw: [(chart) => mark(chart, state.current.marks ?? [], state.current.cursorAt)],
       ready: [(chart) => {
+        // The edges of a band have no line, and no entry among the names.
+        const edges = series.flatMap((one, index) => (one.stroke === "transparent" ? [index] : []));
+        const names = chart.root.querySelectorAll<HTMLElement>(".u-legend .u-series");
+        for (const edge of edges) names[edge]?.classList.add("hidden");
         const pick = (event: MouseEvent) => state.current.onPick?.(chart.posToVal(event.offsetX, "x"));
         if (props.onPick) {
           chart.over.addEventListener("click", pick);

@@ -37,7 +37,7 @@ export function Compare({ route, rows }: { route: Route; rows: Map<string, Row> 
   const lines = useMemo(() => (found ? curves(found.groups, Number(weight), !!single) : []), [found, weight, single]);
 
   if (!ids.length) return <Picker rows={rows} />;
-  const options = [...new Set(["eval/return_mean", ...(found?.metrics ?? [])])].map((name) => [name, name] as const);
+  const options = [...new Set(["eval/return_mean", metric, ...(found?.metrics ?? [])])].map((name) => [name, name] as const);
   const chosen = AXES.find(([key]) => key === axis)?.[1] ?? axis;
   return (
     <main>
@@ -56,7 +56,6 @@ export function Compare({ route, rows }: { route: Route; rows: Map<string, Row> 
         </div>
         {lines.length ? <Chart lines={lines} height={340} label={metric} xLabel={chosen} legend log={!!log} />
           : <p class="quiet">{found ? "No run has logged this metric." : "Reading the runs…"}</p>}
-        <Legend groups={found?.groups ?? []} />
       </Card>
       {found && <Scores groups={found.groups} route={route} />}
       {found && <Card title={`Settings that differ (${found.differences.length})`}>
@@ -84,10 +83,6 @@ function curves(groups: Group[], weight: number, single: boolean): Line[] {
     return own;
   });
 }
-
-const Legend = ({ groups }: { groups: Group[] }) => (
-  <ul class="legend">{groups.map((group, index) => <li><i style={{ background: `var(--c${index % 8})` }} />{group.label} <span class="quiet">({group.runs.length})</span></li>)}</ul>
-);
 
 function Scores({ groups, route }: { groups: Group[]; route: Route }) {
   const without = (id: string) => {

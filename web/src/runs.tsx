@@ -118,7 +118,7 @@ function Line(props: { row: Row; columns: Column[]; isFocus: boolean; isPicked: 
       {props.columns.map((column) => (
         <td class={`${NUMERIC.has(column.key) ? "n" : ""} ${widthClass(column.key)} col-${column.key}`}>
           {column.key === "status" ? <Badge status={row.status} />
-            : column.key === "name" ? <a href={link("run", { id: row.id })}>{row.name}</a>
+            : column.key === "name" ? <a href={link("run", { id: row.id })}>{row.name.split("-").flatMap((part, index) => (index ? ["-", <wbr />, part] : [part]))}</a>
             : column.shown(row)}
           {column.key === "env_steps" && row.status === "running" && row.total_steps
             ? <progress value={row.env_steps ?? 0} max={row.total_steps} aria-label="progress" /> : null}
