@@ -24,9 +24,9 @@ def ui_table(path: Path) -> str:
     sentences = (
         f"The table of {table['runs']:,} runs stands after {table['table_s']:.2f} s, the server takes",
         f"{table['memory_mb']:.0f} MB, and one changed run costs {1000 * table['one_changed_s']:.0f} ms.",
-        f"The exported page of CartPole ({export['megabytes']:.1f} MB) shows {export['frames_per_s']:.0f} frames a second,",
-        f"one step takes {export['ms_per_step']:.1f} ms, and its first 20 steps differ from PyTorch's by",
-        f"{export['difference']:.0e} at most. Measured on {result['cores']} cores; the load of the machine at the end was",
-        f"{result['load_average']:.0f}, by other work.",
+        f"The exported page of CartPole ({export['megabytes']:.1f} MB) shows {export['frames_per_s']:.0f} frames",
+        f"a second; one step takes {export['ms_per_step']:.1f} ms, and its first 20 steps differ from PyTorch's by",
+        f"{export['difference']:.0e} at most. Measured on {result['cores']} cores with a load of",
+        f"{result['load_average']:.0f} by other work.",
     )
     return "\n".join([*lines, "", " ".join(sentences)])

@@ -220,13 +220,15 @@ def tail_rows(path: Path) -> list[dict[str, Any]]:
         with open_file(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().split(b"\n")
+            text = file.read()
     except OSError:
         return []
+    lines = text.split(b"\n")
     wanted = set(range(max(0, len(lines) - RECENT_ROWS - 1), len(lines)))
     for name in (EVAL_RETURN, *TRAIN_RETURNS):
-        key = f'"{name}"'.encode()
-        wanted.update(next(([at] for at in range(len(lines) - 1, -1, -1) if key in lines[at]), []))
+        at = text.rfind(f'"{name}"'.encode())
+        if at >= 0:
+            wanted.add(text.count(b"\n", 0, at))
     return [row for row in map(parse_object, (lines[at] for at in sorted(wanted))) if row is not None]
 
 
@@ -266,7 +268,7 @@ def scan_settings(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     section = ""
     for line in text.splitlines():
-        match = _LINE.match(line)
+        match = None if line.startswith("   ") else _LINE.match(line)
         if match is None:
             continue
         indent, key, value = len(match[1]), match[2], (match[3] or "").strip()
