@@ -149,6 +149,7 @@ function shade(chart: uPlot, stretches: Stretch[]) {
     if (to - from > 60 * devicePixelRatio) {
       ctx.fillStyle = css("var(--quiet)");
       ctx.font = `${10 * devicePixelRatio}px system-ui`;
+      ctx.textAlign = "left";
       ctx.fillText(stretch.label, from + 4 * devicePixelRatio, bbox.top + 11 * devicePixelRatio, to - from);
     }
   }

@@ -40,7 +40,7 @@ export function Panes({ store, hello, entry, drag }: Props) {
   const plan = store.state?.plan && store.plan?.moment === current?.id ? store.plan : null;
   const left = current && current.real === null ? path.findLast((moment) => moment.real) : null;
   const reality = left ? (left.real!.ended ? `the episode ended at step ${left.time}` : `left at step ${left.time}; the dream goes on alone`)
-    : current?.real?.ended ? "the episode has ended" : "the environment itself";
+    : current?.real?.ended ? "the episode has ended: begin a new one, or go on in the dream" : "the environment itself";
   return (
     <div class={hello.draws ? "panes" : "panes two"}>
       <figure>
