@@ -278,7 +278,7 @@ class Dreamer(WorldModelWorkflow):
         """States s_0 … s_H from the prior, and actions a_t ~ π(· | s_t), which see s_t without its gradient."""
         lead, device = (self.horizon, start.deter.shape[0]), start.deter.device
         noise, action_noise = self.rssm.draw_noise(lead, device), self.actor.draw_noise(lead, device)
-        if self._dreams is not None and self._dreams.holds():
+        if self._dreams is not None:
             with self.imagining():
                 return self._dreams(start, noise, action_noise)
         if self.gradient == "reinforce" and not self.context.compile:

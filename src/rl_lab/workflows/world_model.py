@@ -115,6 +115,7 @@ class WorldModelWorkflow(Workflow):
         self.codec = ActionCodec(context.action_spec)
         self.latent_specs = self.rssm.stored_specs() if self.stored_latents else {}
         self.autocast = context.autocast
+        self._precompilation: Precompilation | None = None
         self._act_graphs: dict[tuple[Mode, int], CapturedStep] = {}
         self._captured_steps: dict[str, CapturedStep] = {}
         self._metric_names: dict[str, tuple[str, ...]] = {}
@@ -158,7 +159,8 @@ class WorldModelWorkflow(Workflow):
         """`_act` as a CUDA graph, one for each mode and number of environments."""
         key = (mode, inputs["action"].shape[0])
         if key not in self._act_graphs:
-            self._act_graphs[key] = CapturedStep(lambda tensors: self._act(tensors, mode), list)
+            step = CapturedStep(lambda tensors: self._act(tensors, mode), list, modules=self.context.modules)
+            self._act_graphs[key] = step
         # The next call overwrites the graph's outputs; a state belongs to the caller.
         return {name: value.clone() for name, value in self._act_graphs[key](inputs).items()}
 
@@ -283,7 +285,7 @@ class WorldModelWorkflow(Workflow):
             return getattr(self, f"_{name}_step")
         if name not in self._captured_steps:
             self._captured_steps[name] = CapturedStep(
-                getattr(self, f"_{name}_step"), self._changing_tensors, modules=self._modules(),
+                getattr(self, f"_{name}_step"), self._changing_tensors, modules=self.context.modules,
                 precompilation=self._precompilation,
             )  # fmt: skip
         return self._captured_steps[name]
@@ -291,14 +293,12 @@ class WorldModelWorkflow(Workflow):
     def _compile(self) -> None:
         """Compile pieces of an update and the steps of the model's loops, and compile kernels ahead of their use."""
         compile_steps(self.rssm)
-        kernels = {name for module in self._modules() for name in chosen_kernels(module)}
+        kernels = {name for module in self.context.modules for name in chosen_kernels(module)}
         for name, kernel in self.compiled_pieces.items():
             if kernel not in kernels:
                 setattr(self, name, compile_block(getattr(self, name)))
         dtype = self.context.autocast_dtype or torch.float32
-        self._precompilation = Precompilation.of(self._modules(), batch=self.batch_size, dtype=dtype)
-
-    _precompilation: Precompilation | None = None
+        self._precompilation = Precompilation(self.context.modules, batch=self.batch_size, dtype=dtype)
 
     def total(self, losses: Losses) -> Tensor:
         """The sum of all loss terms, each with its scale."""
@@ -337,10 +337,7 @@ class WorldModelWorkflow(Workflow):
 
     def _model_tensors(self) -> list[Tensor]:
         """Everything that an update may change in place, the optimisers' own tensors aside."""
-        return [tensor for module in self._modules() for tensor in (*module.parameters(), *module.buffers())]
-
-    def _modules(self) -> list[nn.Module]:
-        return [*self.context.components.values(), *(module for _, module in self.context.controllers.items())]
+        return [tensor for module in self.context.modules for tensor in (*module.parameters(), *module.buffers())]
 
     @abstractmethod
     def _changing_tensors(self) -> Sequence[Tensor]:
