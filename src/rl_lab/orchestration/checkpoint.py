@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -142,7 +143,7 @@ class CheckpointManager:
         """Keep the newest ones; those beyond `step` belong to a future that was given up."""
         found = self.available()
         for number in [number for number in found if number > step] + [n for n in found if n <= step][: -self.keep]:
-            shutil.rmtree(found[number], ignore_errors=True)
+            self._remove(found[number])
 
     def forget_after(self, step: int) -> None:
         """Remove what is younger than `step`, which the run went back to: it belongs to a future that was given up."""
@@ -151,10 +152,18 @@ class CheckpointManager:
             self._point_latest(found[step])
         for number, path in found.items():
             if number > step:
-                shutil.rmtree(path, ignore_errors=True)
+                self._remove(path)
         best = self.best()
         if best is not None and not self._step_of(best) <= step:
-            shutil.rmtree(best, ignore_errors=True)
+            self._remove(best)
+
+    def _remove(self, path: Path) -> None:
+        """Take its name away first: a process that is killed in between leaves no half of a checkpoint behind."""
+        gone = self.folder / f".tmp-{path.name}-{os.getpid()}"
+        shutil.rmtree(gone, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.rename(path, gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
     def _step_of(self, path: Path) -> float:
         """The step that a manifest states; infinite where it states none."""
