@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-MEMORY = "/dev/shm"
-if os.access(MEMORY, os.W_OK):  # a process that is killed loses nothing that it wrote; to wait for a disk takes time
-    tempfile.tempdir = MEMORY
+# A process that is killed loses nothing that it wrote, and to wait for a disk takes time.
+os.environ.setdefault("TMPDIR", "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="rl-lab-state-")
 
 import torch  # after the number of threads
