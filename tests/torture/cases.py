@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,6 +97,13 @@ CASES: dict[str, tuple[str, ...]] = {
 def without_reports() -> None:
     """Drawing a report takes longer than all else in a very small run, and nothing here looks at it."""
     rl_lab.metrics.report.write_report = lambda folder: folder / "report.html"
+
+
+def warm_up() -> None:
+    """Train and go on once, so that the children, which are forks, find what is imported late and read once."""
+    with tempfile.TemporaryDirectory() as root, contextlib.redirect_stdout(io.StringIO()):
+        for name in ("random", "dqn", "ppo"):
+            go_on(train(name, Path(root)), "training.total_timesteps=200")
 
 
 def train(name: str, root: Path, *more: str) -> Path:

@@ -50,6 +50,7 @@ class Checkpoint:
     state: dict[str, Any]
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
     rank: int = 0  # whose sources these are
+    env_steps: int | None = None  # of the agent in best/, which `step` counts together with offline updates
 
     def restore_source(self, name: str, source: DataSource) -> None:
         if name not in self.sources:
@@ -88,13 +89,13 @@ class CheckpointManager:
             source.committed()
         return target
 
-    def save_best(self, step: int, state: Mapping[str, Any], score: float) -> Path:
+    def save_best(self, step: int, state: Mapping[str, Any], score: float, *, env_steps: int | None = None) -> Path:
         """Keep what it takes to act as `best/`; the score is that of its own evaluation."""
         agent = {key: value for key, value in state.items() if key in AGENT_KEYS}
         target = self.folder / BEST
         if not ranks.is_first():
             return target
-        self._write(target, lambda folder: _save(agent, folder / AGENT_FILE), step, score=score)
+        self._write(target, lambda folder: _save(agent, folder / AGENT_FILE), step, score=score, env_steps=env_steps)
         return target
 
     def _write(self, target: Path, fill: Any, step: int, **extra: Any) -> None:
@@ -231,7 +232,9 @@ class CheckpointManager:
             if not ranks.is_first():
                 own = self._read(path, share_file(ranks.rank()), ("state", "sources"))
                 state, sources = {**state, **own["state"]}, own["sources"]
-        return Checkpoint(path, manifest["workflow"], manifest["step"], state, sources, ranks.rank())
+        env_steps = manifest.get("env_steps")
+        env_steps = env_steps if isinstance(env_steps, int) else None
+        return Checkpoint(path, manifest["workflow"], manifest["step"], state, sources, ranks.rank(), env_steps)
 
     def _require_ranks(self, path: Path, manifest: Mapping[str, Any]) -> None:
         saved = manifest.get("ranks", 1)

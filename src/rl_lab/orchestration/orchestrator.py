@@ -422,7 +422,8 @@ class Orchestrator:
         if self.best_score is None or metrics[name] >= self.best_score:  # of equals the later
             self.best_score = metrics[name]
             if nonfinite_parameter(self.modules) is None:
-                self.checkpoints.save_best(self.clock, agent_state(self.workflow, self.context), metrics[name])
+                state = agent_state(self.workflow, self.context)
+                self.checkpoints.save_best(self.clock, state, metrics[name], env_steps=step)
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
