@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -49,6 +50,7 @@ class Checkpoint:
     state: dict[str, Any]
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
     rank: int = 0  # whose sources these are
+    env_steps: int | None = None  # of the agent in best/, which `step` counts together with offline updates
 
     def restore_source(self, name: str, source: DataSource) -> None:
         if name not in self.sources:
@@ -87,13 +89,13 @@ class CheckpointManager:
             source.committed()
         return target
 
-    def save_best(self, step: int, state: Mapping[str, Any], score: float) -> Path:
+    def save_best(self, step: int, state: Mapping[str, Any], score: float, *, env_steps: int | None = None) -> Path:
         """Keep what it takes to act as `best/`; the score is that of its own evaluation."""
         agent = {key: value for key, value in state.items() if key in AGENT_KEYS}
         target = self.folder / BEST
         if not ranks.is_first():
             return target
-        self._write(target, lambda folder: _save(agent, folder / AGENT_FILE), step, score=score)
+        self._write(target, lambda folder: _save(agent, folder / AGENT_FILE), step, score=score, env_steps=env_steps)
         return target
 
     def _write(self, target: Path, fill: Any, step: int, **extra: Any) -> None:
@@ -142,7 +144,7 @@ class CheckpointManager:
         """Keep the newest ones; those beyond `step` belong to a future that was given up."""
         found = self.available()
         for number in [number for number in found if number > step] + [n for n in found if n <= step][: -self.keep]:
-            shutil.rmtree(found[number], ignore_errors=True)
+            self._remove(found[number])
 
     def forget_after(self, step: int) -> None:
         """Remove what is younger than `step`, which the run went back to: it belongs to a future that was given up."""
@@ -151,10 +153,18 @@ class CheckpointManager:
             self._point_latest(found[step])
         for number, path in found.items():
             if number > step:
-                shutil.rmtree(path, ignore_errors=True)
+                self._remove(path)
         best = self.best()
         if best is not None and not self._step_of(best) <= step:
-            shutil.rmtree(best, ignore_errors=True)
+            self._remove(best)
+
+    def _remove(self, path: Path) -> None:
+        """Take its name away first: a process that is killed in between leaves no half of a checkpoint behind."""
+        gone = self.folder / f".tmp-{path.name}-{os.getpid()}"
+        shutil.rmtree(gone, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.rename(path, gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
     def _step_of(self, path: Path) -> float:
         """The step that a manifest states; infinite where it states none."""
@@ -222,7 +232,9 @@ class CheckpointManager:
             if not ranks.is_first():
                 own = self._read(path, share_file(ranks.rank()), ("state", "sources"))
                 state, sources = {**state, **own["state"]}, own["sources"]
-        return Checkpoint(path, manifest["workflow"], manifest["step"], state, sources, ranks.rank())
+        env_steps = manifest.get("env_steps")
+        env_steps = env_steps if isinstance(env_steps, int) else None
+        return Checkpoint(path, manifest["workflow"], manifest["step"], state, sources, ranks.rank(), env_steps)
 
     def _require_ranks(self, path: Path, manifest: Mapping[str, Any]) -> None:
         saved = manifest.get("ranks", 1)

@@ -47,7 +47,7 @@ def load_agent(
     _check_names(checkpoint, "controllers", set(context.controllers), exchanged)
     controllers = dict(checkpoint.state["controllers"])
     controllers |= {role: context.controllers.get(role).state_dict() for role in exchanged}
-    with _fitting(checkpoint):
+    with fitting(checkpoint):
         for name, module in context.components.items():
             module.load_state_dict(checkpoint.state["components"][name])
         context.controllers.load_state_dict(controllers)
@@ -59,7 +59,7 @@ def restore_state(
 ) -> None:
     """Bring everything back. The random streams come last: bringing the rest back may draw from them."""
     state = checkpoint.state
-    with _fitting(checkpoint):
+    with fitting(checkpoint):
         if context.train_envs is not None:
             workflow.restart(context.train_envs.load_state_dict(state["environment"]))
         load_agent(checkpoint, workflow, context)
@@ -73,7 +73,7 @@ def restore_state(
 
 
 @contextmanager
-def _fitting(checkpoint: Checkpoint) -> Iterator[None]:
+def fitting(checkpoint: Checkpoint) -> Iterator[None]:
     """Turn the error of a state that does not fit the model, or is of another kind, into one clear line."""
     try:
         yield
