@@ -171,6 +171,8 @@ class Player:
             self.session.restart(record=self.stored[index].read(keys))
             self.session.options.driver = "recorded"
         yield {"type": "cleared"}, []
+        if self.session.options.shows_plan:
+            yield from self._plan(self.session.current)
         yield self._with_pictures(self.session.current, "moment")
         yield self._state(), []
 
@@ -244,6 +246,8 @@ class Player:
                 if name not in checkpoints(self.folder):
                     raise ConfigError(f"There is no checkpoint '{name}' any more.")
                 self.models[name] = DreamModel.load(self.folder / "checkpoints" / name, trust=self.trust)
+            simulator, other = self.model.simulator, self.models[name].simulator
+            other.temperature, other.member = simulator.temperature, simulator.member
             self.session.change_model(self.models[name])
             yield {"type": "cleared"}, []
             yield from self.greeting()
