@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ from rl_lab.errors import ConfigError, RLLabError
 from rl_lab.experiment.imagination import batch_of, play_episodes
 from rl_lab.ui.dream.episodes import episode_of, stored_episodes
 from rl_lab.ui.dream.hub import BEHIND, Client, Dream, framed
+from rl_lab.ui.dream.messages import header_of
 from rl_lab.ui.dream.model import DreamModel
 from rl_lab.ui.dream.painter import ImagePainter
 from rl_lab.ui.dream.player import Player
@@ -361,6 +364,17 @@ def test_a_newcomer_is_told_everything(player: Player) -> None:
     header, pictures = messages[-1]
     assert set(header["pictures"]) == {"real", "dream"}
     assert framed(header, pictures)[4:5] == b"{"
+
+
+def test_a_model_that_is_not_finite_can_be_sent(session: DreamSession) -> None:
+    """A browser reads no NaN in JSON: such a number is left out, and the rest is shown."""
+    play(session, [0])
+    moment = session.current
+    assert moment.real is not None
+    moment.dream_reward = moment.continuation = moment.value = float("nan")
+    moment.real = replace(moment.real, reward=float("inf"))
+    sent = json.loads(json.dumps(header_of(moment), allow_nan=False))
+    assert sent["dream_reward"] is sent["continuation"] is sent["real"]["reward"] is None
 
 
 def test_a_slow_browser_is_sent_numbers_and_the_others_their_pictures() -> None:

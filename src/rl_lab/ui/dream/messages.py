@@ -35,8 +35,8 @@ def header_of(moment: Moment) -> dict[str, Any]:
         "driver": moment.driver,
         "action": None if moment.action is None else np.asarray(moment.action).reshape(-1).tolist(),
         "real": None if real is None else seen_fields(real),
-        "dream_reward": moment.dream_reward,
-        "continuation": moment.continuation,
+        "dream_reward": _finite(moment.dream_reward),
+        "continuation": _finite(moment.continuation),
         "value": _finite(moment.value),
         "surprise": _finite(moment.surprise),
         "error": _finite(moment.error),
@@ -48,7 +48,7 @@ def header_of(moment: Moment) -> dict[str, Any]:
 
 def seen_fields(seen: Seen) -> dict[str, Any]:
     """Flags of a real moment, as JSON."""
-    return {"reward": seen.reward, "ended": seen.has_ended, "terminal": seen.is_terminal}
+    return {"reward": _finite(seen.reward), "ended": seen.has_ended, "terminal": seen.is_terminal}
 
 
 def _trace(observation: dict[str, np.ndarray]) -> list[float]:
