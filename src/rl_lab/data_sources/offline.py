@@ -73,7 +73,7 @@ class OfflineSource(DataSource):
         alignment: Literal["auto", "after", "before"] = "auto",  # before: actions led to their observation
         action_units: ActionUnits = "auto",  # environment: its own; agent: [-1, 1]
         missing_last: MissingLast = "auto",  # where the observation after the last action was not kept
-        episodes: int | Sequence[int] | None = None,  # the first so many, or [from, to)
+        episodes: int | Sequence[int] | None = None,  # the first n, or those of [from, to)
         windows: Literal["episode", "stream"] = "episode",  # stream: across their ends, as in replay
         records: Literal["all", "decisions"] = "all",  # decisions: without the last record of each episode
         short_episodes: Literal["error", "skip"] = "error",  # than a window
