@@ -23,13 +23,15 @@ import torch
 from rl_lab import ranks
 from rl_lab.errors import MESSAGE_PREFIX, ConfigError, RLLabError
 from rl_lab.experiment.prepare import Prepared
+from rl_lab.experiment.resume import Resumption
 from rl_lab.experiment.validation import load_target
+from rl_lab.orchestration.checkpoint import CheckpointManager, ranks_of
 from rl_lab.orchestration.run_directory import RunDirectory
 
 SEED_DOMAIN = 8  # keeps what a rank draws apart from other streams of the run's seed
 PER_RUN = ("capacity", "start_after", "beta_records")  # settings of data sources that count records of all ranks
 POLL_S = 0.1
-_COMMAND = "from rl_lab.cli.rank import main; main()"
+COMMAND = "from rl_lab.cli.rank import main; main()"
 GRACE_S = 300.0  # for the ranks to write a checkpoint
 
 
@@ -68,6 +70,19 @@ def check(prepared: Prepared) -> None:
             f"--nnodes={training.nodes} --nproc-per-node={training.devices} --rdzv-backend=c10d "
             "--rdzv-endpoint=HOST:29500 -m rl_lab train …"
         )
+
+
+def check_resumption(resumption: Resumption) -> None:
+    """Refuse to deal a replay on disk out to other ranks, before it is opened: its files have the size of a share."""
+    count = wanted(resumption.prepared)
+    checkpoint = resumption.checkpoint or CheckpointManager(resumption.run.checkpoints, workflow="").latest()
+    saved = count if checkpoint is None else ranks_of(checkpoint)
+    for name, node in (resumption.prepared.config.get("data_sources") or {}).items():
+        if saved != count and node.get("storage") == "disk":
+            raise ConfigError(
+                f"data_sources.{name}.storage=disk: the records of {saved} ranks stay where they are and cannot be "
+                f"dealt out to {count}. Resume with training.devices={saved}."
+            )
 
 
 def _check_gpus(prepared: Prepared) -> None:
@@ -185,13 +200,7 @@ def _start(rank: int, count: int, port: int, assignment: Path, log: Path) -> sub
     environment.setdefault("OMP_NUM_THREADS", "1")
     with open(log, "wb") as errors:
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-c",
-                "from rl_lab.cli.rank import main; main()",
-                assignment,
-            ],
+            [sys.executable, "-P", "-c", COMMAND, assignment],
             env=environment,
             stderr=errors,
             start_new_session=True,  # a terminal's Ctrl-C goes to this process alone, which passes it on once
