@@ -177,10 +177,10 @@ def test_a_rank_that_dies_ends_the_others(rl_lab: Command, tmp_path: Path, monke
     """With one line that names it; the run goes on from its last checkpoint."""
     before = shares._wait
 
-    def wait(processes: list[subprocess.Popen[bytes]], told: list[int]) -> None:
+    def wait(processes: list[subprocess.Popen[bytes]], told: list[int]) -> list[int | None]:
         wait_for_rows(tmp_path / "experiments", 3)
         processes[1].kill()
-        before(processes, told)
+        return before(processes, told)
 
     monkeypatch.setattr(shares, "_wait", wait)
     code, _, errors = rl_lab("train", *TINY_DREAMER, *TWO, "training.total_timesteps=4000")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
-from rl_lab import ranks
 from rl_lab.environments.action_log import ActionLog
 from rl_lab.environments.base import VectorEnv
 from rl_lab.environments.failures import last_words
@@ -23,7 +22,6 @@ from rl_lab.records import EpisodeEnd, Observation, VectorStep
 from rl_lab.specs import ActionSpec, ObservationSpec
 
 MAX_FAILURES = 3  # of one environment without a finished episode in between
-PER_ENV = ("episode", "anchor", "failures", "actions", "observation", "reward", "is_first")  # rows of a saved state
 _NUMPY_DTYPES = {"uint8": np.uint8, "float32": np.float32, "int32": np.int32}
 
 
@@ -295,12 +293,3 @@ class EpisodicVectorEnv(VectorEnv):
             )
             self.events.append({"kind": "nondeterministic_environment", "message": message})
             warnings.warn(message, RuntimeWarning, stacklevel=3)
-
-
-def dealt_environments(states: Sequence[Mapping[str, Any]], own: slice) -> dict[str, Any]:
-    """What `load_state_dict` takes where ranks saved `states` and this one has the environments `own` of all: the
-    running episodes go on. Empty where episodes could not be saved."""
-    if not all(states):
-        return {}
-    rows = {name: ranks.dealt([state[name] for state in states], own) for name in PER_ENV}
-    return {**states[0], **rows, "num_envs": own.stop - own.start}

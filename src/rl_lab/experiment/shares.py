@@ -179,7 +179,7 @@ def run_ranks(assignment: Assignment, count: int) -> int:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
         try:
-            _wait(processes, told)
+            codes = _wait(processes, told)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -187,7 +187,7 @@ def run_ranks(assignment: Assignment, count: int) -> int:
                 if process.poll() is None:
                     process.kill()
                 process.wait()
-        return _judge(processes, logs)
+        return _judge(codes, logs)
 
 
 def _start(rank: int, count: int, port: int, assignment: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -214,21 +214,22 @@ def _pass_on(processes: list[subprocess.Popen[bytes]], told: list[int], number: 
             process.send_signal(number)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], told: list[int]) -> None:
-    """Until all have ended, or one has failed; what is left then is killed."""
+def _wait(processes: list[subprocess.Popen[bytes]], told: list[int]) -> list[int | None]:
+    """Until all have ended, or one has failed and the others have had time to notice: the exit codes, None of those
+    that go on."""
     deadline = None
     while any(process.poll() is None for process in processes):
         failed = any(process.poll() not in (None, 0) for process in processes)
         if deadline is None and failed:
             deadline = time.monotonic() + (GRACE_S if told else 10.0)
         if deadline is not None and time.monotonic() > deadline:
-            return
+            break
         time.sleep(POLL_S)
+    return [process.poll() for process in processes]
 
 
-def _judge(processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> int:
+def _judge(codes: list[int | None], logs: list[Path]) -> int:
     """The exit code; the message of the rank that failed by itself becomes the error."""
-    codes = [process.returncode for process in processes]
     messages = [log.read_text(errors="replace").strip().splitlines() for log in logs]
     for code, lines in zip(codes, messages, strict=True):
         own = [line.removeprefix(MESSAGE_PREFIX) for line in lines if line.startswith(MESSAGE_PREFIX)]
@@ -237,11 +238,10 @@ def _judge(processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> int:
     if codes[0] in (0, 129, 130, 143):
         sys.stderr.write("".join(f"{line}\n" for line in messages[0]))
         return int(codes[0])
-    for rank, code in enumerate(codes):
-        if code:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-            raise RLLabError(f"rank {rank} {how}. Go on from the last checkpoint with training.resume_path.")
-    return 0
+    # One that was killed says nothing, and those that lost it end by themselves.
+    code, rank = min((code, rank) for rank, code in enumerate(codes) if code)
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    raise RLLabError(f"rank {rank} {how}. Go on from the last checkpoint with training.resume_path.")
 
 
 def read_assignment(path: str) -> Assignment:

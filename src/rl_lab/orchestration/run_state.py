@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rl_lab import ranks
-from rl_lab.environments.vector import dealt_environments
+from rl_lab.environments.base import dealt_environments
 from rl_lab.errors import CheckpointError
 from rl_lab.orchestration.checkpoint import Checkpoint
 from rl_lab.orchestration.randomness import get_random_state, set_random_state
