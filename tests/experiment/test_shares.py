@@ -121,8 +121,11 @@ def test_a_run_goes_on_with_another_number_of_ranks(rl_lab: Command, ranks_folde
         ]
         summary = json.loads((run / "summary.json").read_text())
         assert summary["env_steps"] == 144
-        rewards = [row["collect/episodes"] for row in rows_of(run) if "collect/episodes" in row]
-        assert rewards == sorted(rewards)  # episodes of all ranks are counted on
+        plan = (run / "plan.txt").read_text()
+        assert "2 ranks that share all out" in plan
+        assert "CartPole-v1, 4 at once" in plan
+        episodes = [row["collect/episodes"] for row in rows_of(run) if "collect/episodes" in row]
+        assert episodes == sorted(episodes)  # episodes of all ranks are counted on
     # PPO gave up 32 decisions at the first change and 0 or more at the second: 8 updates of every rollout remain.
     assert json.loads((runs["ppo_cartpole"] / "summary.json").read_text())["updates"] % 8 == 0
     before, between, after = [records(runs["dqn_cartpole"] / "checkpoints" / f"step-{n}") for n in (48, 96, 144)]
