@@ -153,6 +153,7 @@ def records(checkpoint: Path) -> list[dict[str, np.ndarray]]:
 def test_a_replay_on_disk_is_not_dealt_out(rl_lab: Command, tmp_path: Path) -> None:
     """Refused before its files, whose size is that of a share, are touched."""
     words = [*SMALL, "data_sources.replay.storage=disk", "data_sources.replay.capacity=400"]
+    words += ["data_sources.replay.start_after=8"]
     code, _, errors = rl_lab("train", "+experiment=dqn_cartpole", *words, "training.total_timesteps=32")
     assert code == 0, errors
     run = next(tmp_path.glob("experiments/*/*"))
