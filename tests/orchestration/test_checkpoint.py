@@ -56,6 +56,33 @@ def test_latest_moves_and_old_ones_go(manager):
     assert manager.latest().name == "step-25"
 
 
+@pytest.mark.parametrize("removes", ["save", "forget_after"])
+def test_a_death_while_one_is_removed_leaves_no_half_of_it(manager, monkeypatch, removes):
+    """It loses its name before its files."""
+
+    class Killed(BaseException):
+        pass
+
+    unlink, gone = os.unlink, []
+
+    def die_at_the_second(path, **options):
+        if gone:
+            raise Killed
+        unlink(path, **options)
+        gone.append(path)
+
+    for step in (10, 20):
+        manager.save(step, STATE, {})
+    monkeypatch.setattr(module.shutil.os, "unlink", die_at_the_second)
+    with pytest.raises(Killed):
+        manager.save(30, STATE, {}) if removes == "save" else manager.forget_after(10)
+    monkeypatch.undo()
+    for path in manager.available().values():
+        assert manager.load(path).path == path
+    manager.recover()
+    assert [path.name for path in manager.folder.iterdir() if path.name.startswith(".")] == []
+
+
 def test_saving_the_same_step_again_replaces_it(manager):
     """The final checkpoint may fall on a step that has one."""
     manager.save(10, STATE, {})

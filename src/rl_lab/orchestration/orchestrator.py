@@ -29,7 +29,7 @@ from rl_lab.orchestration.phase_records import Phase
 from rl_lab.orchestration.recorder import Recorder
 from rl_lab.orchestration.recovery import resume, roll_back
 from rl_lab.orchestration.run_directory import RunDirectory
-from rl_lab.orchestration.run_state import agent_state, gather_state, restore_state
+from rl_lab.orchestration.run_state import agent_state, fitting, gather_state, restore_state
 from rl_lab.orchestration.scheduler import Action, PhaseScheduler
 from rl_lab.orchestration.signals import StopSignal
 from rl_lab.records import Batch, BatchSpec, CollectResult
@@ -430,7 +430,8 @@ class Orchestrator:
         if self.best_score is None or metrics[name] >= self.best_score:  # of equals the later
             self.best_score = metrics[name]
             if nonfinite_parameter(self.modules) is None:
-                self.checkpoints.save_best(self.clock, agent_state(self.workflow, self.context), metrics[name])
+                state = agent_state(self.workflow, self.context)
+                self.checkpoints.save_best(self.clock, state, metrics[name], env_steps=step)
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
@@ -464,7 +465,11 @@ class Orchestrator:
     def restore(self, checkpoint: Checkpoint, *, keep_wall: bool = False) -> None:
         """Stand where the checkpoint stood. `keep_wall`: the time that was spent since then counts (rollback)."""
         restore_state(checkpoint, self.workflow, self.context, self.scheduler)
-        loop, settings = checkpoint.state["loop"], self.settings
+        with fitting(checkpoint):
+            self._restore_loop(checkpoint.state["loop"], keep_wall=keep_wall)
+
+    def _restore_loop(self, loop: Mapping[str, Any], *, keep_wall: bool) -> None:
+        settings = self.settings
         self.clock, self.best_score, self._flight = loop["clock"], loop["best_score"], loop.get("flight")
         # A shorter interval than the saved one takes effect at once; what was due already stays due.
         self._next_log = min(loop["next_log"], self.clock - self.clock % settings.log_every + settings.log_every)

@@ -70,7 +70,7 @@ def _restore_first(orchestrator: Orchestrator, paths: Sequence[Path], *, keep_wa
             for text in poisoned:  # only now: restoring cuts the events back
                 orchestrator.recorder.event("poisoned", text)
             if not checkpoint.is_of_these_ranks:
-                orchestrator.recorder.event("ranks", _changed_ranks(len(checkpoint.shares)))
+                orchestrator.recorder.event("ranks", _changed_ranks(checkpoint.ranks))
             return path
         poisoned.append(f"{path.name} holds the parameter {bad}, which is NaN or infinite, and was passed over")
     return None

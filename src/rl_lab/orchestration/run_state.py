@@ -51,7 +51,7 @@ def load_agent(
     _check_names(checkpoint, "controllers", set(context.controllers), exchanged)
     controllers = dict(checkpoint.state["controllers"])
     controllers |= {role: context.controllers.get(role).state_dict() for role in exchanged}
-    with _fitting(checkpoint):
+    with fitting(checkpoint):
         for name, module in context.components.items():
             module.load_state_dict(checkpoint.state["components"][name])
         context.controllers.load_state_dict(controllers)
@@ -64,7 +64,7 @@ def restore_state(
     """Bring everything back. The random streams come last: bringing the rest back may draw from them."""
     count = context.train_envs.num_envs if context.train_envs is not None else 0
     own = slice(ranks.rank() * count, (ranks.rank() + 1) * count)
-    with _fitting(checkpoint):
+    with fitting(checkpoint):
         if not checkpoint.is_of_these_ranks:
             checkpoint = replace(checkpoint, state=_dealt(checkpoint, workflow, own))
         state = checkpoint.state
@@ -98,7 +98,7 @@ def _dealt(checkpoint: Checkpoint, workflow: Workflow, own: slice) -> dict[str, 
 
 
 @contextmanager
-def _fitting(checkpoint: Checkpoint) -> Iterator[None]:
+def fitting(checkpoint: Checkpoint) -> Iterator[None]:
     """Turn the error of a state that does not fit the model, or is of another kind, into one clear line."""
     try:
         yield
