@@ -30,6 +30,12 @@ def run_in_parts(overrides: Sequence[str], *, first: int, total: int) -> Path:
     return part.folder
 
 
+def rows(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what the clock decides."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in row.items() if key != "wall_s" and "time/" not in key} for row in lines]
+
+
 def stopped_and_killed(words: Sequence[str], folder: Path) -> Path:
     """The folder of a run that was ended by SIGTERM, gone on with, killed, and gone on with to its end: each time by
     the command line in a process of its own. A row of metrics every tenth of the run, and a checkpoint every fifth."""
@@ -63,7 +69,22 @@ def wait_for_rows(folder: Path, count: int) -> None:
     raise AssertionError(f"never {count} rows")
 
 
-def rows_of(run: Path) -> list[dict[str, Any]]:
-    """All rows of metrics, without the clock."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "wall_s" and not k.startswith("time/")} for line in lines]
+def assert_goes_on_exactly(overrides: Sequence[str], workflow: type, hook: str, *, killed_at: int, root: Path) -> None:
+    """A run that dies in the `killed_at`th call of a hook and is resumed has the metrics of one that never stopped."""
+    plain, calls = getattr(workflow, hook), []
+
+    def dying(self: Any, batch: Any, *, phase: Any) -> Any:
+        calls.append(1)
+        if len(calls) == killed_at:
+            raise RuntimeError("killed")
+        return plain(self, batch, phase=phase)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rl_lab.metrics.report.write_report", lambda folder: folder / "report.html")
+        whole = run_training([*overrides, f"run_root={root}/whole"]).folder
+        patch.setattr(workflow, hook, dying)
+        with pytest.raises(RuntimeError, match="killed"):
+            run_training([*overrides, f"run_root={root}/killed"])
+        (run,) = (root / "killed").glob("*/*")
+        run_training([f"training.resume_path={run}", "logging.console=off"])
+    assert rows(run) == rows(whole)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.environments.test_ray_actors import require_equal
 from tests.overrides import QUIET, TINY_DREAMER
-from tests.runs import rows_of, stopped_and_killed
+from tests.runs import rows, stopped_and_killed
 
 from rl_lab.environments import make_vector_env
 from rl_lab.environments.settings import EnvironmentSettings
@@ -120,4 +120,4 @@ def test_a_run_on_nodes_resumes_exactly(rl_lab: Command, tmp_path: Path) -> None
         run = stopped_and_killed(
             [*words, "environment.backend=ray", f"environment.ray_address={cluster.address}"], tmp_path
         )
-    assert rows_of(run) == rows_of(next((tmp_path / "whole").glob("*/*")))
+    assert rows(run) == rows(next((tmp_path / "whole").glob("*/*")))

@@ -16,7 +16,7 @@ import pytest
 import torch
 from tests.overrides import QUIET, TINY_DREAMER
 from tests.rank_learners import LEARNERS, learn
-from tests.runs import rows_of, stopped_and_killed, wait_for_rows
+from tests.runs import rows, stopped_and_killed, wait_for_rows
 
 from rl_lab import ranks
 from rl_lab.buffers.priorities import PrioritySampler
@@ -124,7 +124,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(rl_lab: Command, ranks_folde
         plan = (run / "plan.txt").read_text()
         assert "2 ranks that share all out" in plan
         assert "CartPole-v1, 4 at once" in plan
-        episodes = [row["collect/episodes"] for row in rows_of(run) if "collect/episodes" in row]
+        episodes = [row["collect/episodes"] for row in rows(run) if "collect/episodes" in row]
         assert episodes == sorted(episodes)  # episodes of all ranks are counted on
     # PPO gave up 32 decisions at the first change and 0 or more at the second: 8 updates of every rollout remain.
     assert json.loads((runs["ppo_cartpole"] / "summary.json").read_text())["updates"] % 8 == 0
@@ -172,7 +172,7 @@ def test_two_ranks_resume_exactly(rl_lab: Command, tmp_path: Path) -> None:
     code, _, errors = rl_lab("train", *words, "run_root=whole")
     assert code == 0, errors
     run = stopped_and_killed(words, tmp_path)
-    assert rows_of(run) == rows_of(next((tmp_path / "whole").glob("*/*")))
+    assert rows(run) == rows(next((tmp_path / "whole").glob("*/*")))
     assert (run / "checkpoints" / "latest" / "training-1.pt").is_file()
 
 
