@@ -53,7 +53,9 @@ def load_streams(storage: Storage, held: np.ndarray, folder: Path, places: Seque
                 "to a run with other observations or another model size."
             )
         for rows, place in zip(np.split(saved, np.cumsum(held)[:-1]), places, strict=True):
-            for start, stop in _chunks(storage, name, 0, len(rows)) if place is not None else ():
+            if place is None:
+                continue
+            for start, stop in _chunks(storage, name, 0, len(rows)):
                 storage.write_range(name, place + start, rows[start:stop])
 
 
