@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,3 +23,30 @@ def run_in_parts(overrides: Sequence[str], *, first: int, total: int) -> Path:
     assert (part.code, resumed.code) == (0, 0)
     assert resumed.folder == part.folder
     return part.folder
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what the clock decides."""
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [{key: value for key, value in row.items() if key != "wall_s" and "time/" not in key} for row in lines]
+
+
+def assert_goes_on_exactly(overrides: Sequence[str], workflow: type, hook: str, *, killed_at: int, root: Path) -> None:
+    """A run that dies in the `killed_at`th call of a hook and is resumed has the metrics of one that never stopped."""
+    plain, calls = getattr(workflow, hook), []
+
+    def dying(self: Any, batch: Any, *, phase: Any) -> Any:
+        calls.append(1)
+        if len(calls) == killed_at:
+            raise RuntimeError("killed")
+        return plain(self, batch, phase=phase)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rl_lab.metrics.report.write_report", lambda folder: folder / "report.html")
+        whole = run_training([*overrides, f"run_root={root}/whole"]).folder
+        patch.setattr(workflow, hook, dying)
+        with pytest.raises(RuntimeError, match="killed"):
+            run_training([*overrides, f"run_root={root}/killed"])
+        (run,) = (root / "killed").glob("*/*")
+        run_training([f"training.resume_path={run}", "logging.console=off"])
+    assert rows(run) == rows(whole)

@@ -18,6 +18,7 @@ import pytest
 import torch
 from tests.overrides import QUIET, TINY_DREAMER
 from tests.rank_learners import LEARNERS, learn
+from tests.runs import rows
 
 from rl_lab import ranks
 from rl_lab.buffers.priorities import PrioritySampler
@@ -119,11 +120,6 @@ def wait_for_rows(folder: Path, count: int) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"never {count} rows")
-
-
-def rows(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "wall_s" and not k.startswith("time/")} for line in lines]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ class DQN(Workflow):
         self._autocast = nullcontext() if context.autocast_dtype is None else context.autocast()
         self._captured: CapturedStep | None = None
         if context.compile and self.optimizer is not None and state_tensors(self.optimizer) is not None:
-            self._captured = CapturedStep(self._train_step, self._changing_tensors)
+            self._captured = CapturedStep(self._train_step, self._changing_tensors, modules=context.modules)
         self._act_graphs: dict[int, CapturedStep] = {}  # by the number of environments
 
     # Exploring --------------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class DQN(Workflow):
         inputs = {OBSERVATION_PREFIX + key: value for key, value in observation.items()} | state
         count = len(next(iter(inputs.values())))
         if count not in self._act_graphs:
-            self._act_graphs[count] = CapturedStep(self._choice_step, list)
+            self._act_graphs[count] = CapturedStep(self._choice_step, list, modules=self.context.modules)
         # The next call overwrites the graph's outputs; a state belongs to the caller.
         outputs = {name: value.clone() for name, value in self._act_graphs[count](inputs).items()}
         return outputs.pop("action"), outputs
