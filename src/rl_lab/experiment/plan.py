@@ -76,7 +76,13 @@ def _environment_lines(settings: Settings, facts: EnvironmentFacts, backend: str
         f"{facts.step_cost_us:.0f} µs a step",
         f"Actions   {text}{repeat}{limit}",
     ]
-    return lines + [f"Note      {note}" for note in facts.notes]
+    notes = list(facts.notes)
+    if facts.max_episode_steps is None:
+        notes.append(
+            "its episodes have no time limit. Where an agent can play one for ever, so would an evaluation:"
+            " environment.time_limit=N ends it after N frames"
+        )
+    return lines + [f"Note      {note}" for note in notes]
 
 
 def phase_lines(phases: Sequence[Phase], settings: Settings) -> list[str]:
