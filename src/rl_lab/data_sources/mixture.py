@@ -193,6 +193,9 @@ class MixtureSource(DataSource):
         self._batches, self._records = state["batches"], state["records"]
         self._owed = state["owed"].numpy().copy()
 
+    def load_shares(self, shares: Sequence[tuple[dict[str, Any], Path]], own: slice) -> None:
+        self.load_state_dict(*shares[0])
+
 
 def _part_of(spec: BatchSpec, weight: float) -> BatchSpec:
     return spec._replace(batch_size=max(1, int(np.ceil(spec.batch_size * weight))))

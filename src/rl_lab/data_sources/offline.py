@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_lab import ranks
 from rl_lab.buffers import capacity as room
 from rl_lab.buffers.batches import BatchGatherer, GatheredBatch
 from rl_lab.buffers.episode_windows import EpisodeWindows
@@ -332,6 +333,13 @@ class OfflineSource(DataSource):
         self.statistics = {name: FieldStatistics.from_state(value) for name, value in state["statistics"].items()}
         if self._extras is not None:
             load_rows(self._extras, np.array([len(self)]), folder)
+
+    def load_shares(self, shares: Sequence[tuple[dict[str, Any], Path]], own: slice) -> None:
+        """Every rank has the whole dataset, and draws of its own."""
+        new = ranks.rank() >= len(shares)
+        self.load_state_dict(*shares[0 if new else ranks.rank()])
+        if new:
+            self._rngs.clear()
 
     def close(self) -> None:
         if hasattr(self, "_storage"):

@@ -110,6 +110,7 @@ def _train(
 def _resume(overrides: Sequence[str], trust: bool, stop_rule: StopRule | None) -> Outcome:
     resumption = prepare_resume(overrides, trust=trust)
     shares.check(resumption.prepared)
+    shares.check_resumption(resumption)
     if ranks.is_launched():
         ranks.join()
     if shares.wanted(resumption.prepared) == ranks.count():
@@ -197,6 +198,9 @@ def _run(experiment: Experiment, prepared: Prepared, run: RunDirectory, resumpti
             orchestrator.recorder.event("damaged", damaged)
         run.write_config(prepared.to_yaml(), mark=resumption.is_trusted)
     run.write_text("plan.txt", experiment.plan)
-    run.start(device=str(experiment.device), parameters=experiment.parameters, argv=sys.argv)
+    run.start(
+        device=str(experiment.device), parameters=experiment.parameters, argv=sys.argv,
+        has_world_model=orchestrator.context.simulator.is_attached,
+    )  # fmt: skip
     console.message(experiment.plan)
     return orchestrator.run()

@@ -236,6 +236,11 @@ class PhaseScheduler:
             self._pending, self._finished = None, False
             self._go_to(self._index_of[name])
 
+    def look_for_data_again(self) -> None:
+        """After data were given up: updates that were due are not, where there are none for them now."""
+        if self._dues and not self._source_ready():
+            self._dues = []
+
     # Moving between phases --------------------------------------------------------------------------------------------
 
     def _steps_used_up(self) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_lab import ranks
 from rl_lab.components.acting import Acts, AgentState, Mode, clear_memory
 from rl_lab.components.controller_manager import RANDOM_ROLE
 from rl_lab.components.planners.base import Plan
@@ -46,6 +47,9 @@ class Workflow:
 
     # Whether several ranks can share out an update: its losses are plain means over the batch, its statistics reduced.
     data_parallel: ClassVar[bool] = False
+    # Entries of `state_dict` with a row for each environment, and random streams, which every rank has for itself.
+    env_entries: ClassVar[tuple[str, ...]] = ("agent", "episode_return", "episode_start", "in_flight")
+    random_entries: ClassVar[tuple[str, ...]] = ("random_actions",)
 
     def check_phases(self, phases: Sequence[PhaseSteps]) -> None:
         """Refuse a curriculum that this algorithm cannot follow, with a ConfigError, before anything is built."""
@@ -281,6 +285,13 @@ class Workflow:
             "random_actions": self._random_actions.state_dict(),
             "in_flight": None if self._in_flight is None else torch.from_numpy(self._in_flight.copy()),
         }
+
+    def dealt_state(self, states: Sequence[dict[str, Any]], own: slice) -> dict[str, Any]:
+        """What `load_state_dict` takes where ranks saved `states` and this one has the environments `own` of all. A
+        rank that is new keeps its random streams; what is neither an environment's nor random is the first one's."""
+        mine = states[ranks.rank()] if ranks.rank() < len(states) else self.state_dict()
+        rows = {name: ranks.dealt([state[name] for state in states], own) for name in self.env_entries}
+        return states[0] | {name: mine[name] for name in self.random_entries} | rows
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`, after `restart` with the step that the environments stand at."""
