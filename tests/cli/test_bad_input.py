@@ -46,6 +46,11 @@ BAD_TRAINING = {
     "misspelt device": (["experiment.device=cude"], ["experiment.device=cude", "'cuda'"]),
     "name that leads out": (["experiment.name=../../x"], ["experiment.name='../../x'", "run_root"]),
     "name that is a path": (["experiment.name=/tmp/x"], ["experiment.name='/tmp/x'", "run_root"]),
+    "best by a metric that no evaluation reports": (
+        ["checkpoint.best=eval/retrun_mean"],
+        ["checkpoint.best", "eval/retrun_mean", "'eval/return_mean'"],
+    ),
+    "runs below a file": (["run_root=/dev/null"], ["run_root=/dev/null", "cannot be made"]),
     "number for a group": (["environment=7"], ["environment=7", "there is no such environment"]),
     "nothing for a group": (["workflow=null"], ["workflow=null", "there is no such workflow"]),
     "text for arguments": (['environment.kwargs="1"'], ["environment.kwargs", "mapping", "'1'"]),

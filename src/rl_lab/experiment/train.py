@@ -110,6 +110,7 @@ def _train(
 def _resume(overrides: Sequence[str], trust: bool, stop_rule: StopRule | None) -> Outcome:
     resumption = prepare_resume(overrides, trust=trust)
     shares.check(resumption.prepared)
+    shares.check_resumption(resumption)
     if ranks.is_launched():
         ranks.join()
     if shares.wanted(resumption.prepared) == ranks.count():
