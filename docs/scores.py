@@ -8,8 +8,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rl_lab.errors import ConfigError
-from rl_lab.experiment.learning_code import code_digest, settings_digest
+from rl_lab.errors import RLLabError
+from rl_lab.experiment.learning_code import digests
+from rl_lab.experiment.prepare import prepare
 
 RELIABILITY = "reliability.json"
 ENOUGH_SEEDS = 5  # for an interquartile mean and its interval
@@ -18,12 +19,13 @@ _HOW = (
     "logging.", "checkpoint.every=", "evaluation.video=", "evaluation.imagination=", "evaluation.final_episodes=",
     "evaluation.num_envs=", "environment.workers=", "training.overlap=",
 )  # fmt: skip
-FORMER, CHOSEN, STOPPED = "†", "best", "stopped"
+FORMER, UNKNOWN, CHOSEN, STOPPED = "†", "‡", "best", "stopped"
 NOTES = (
     "Up to four seeds have their mean and range, five or more their interquartile mean with its 95 % interval. "
     f"`{CHOSEN}`: the agent that did best in the evaluations while training is scored, not the last. `{STOPPED}`: "
     "those evaluations ended the run. Where either holds, their env steps stand beside those of training; files from "
-    f"before they were counted say so. {FORMER}: the code or the settings that made the row have changed since."
+    f"before they were counted say so. {FORMER}: code or settings that the row rests on have changed since. {UNKNOWN}: "
+    "it cannot be told, because the row's commit is not in the history."
 )
 
 
@@ -55,9 +57,9 @@ def _row(result: dict[str, Any], marked: bool) -> list[str]:
     runs, protocol = result["rows"], result["protocol"]
     shown = [line for line in result["overrides"] if not line.startswith(_HOW)]
     words = [*(f"`{word}`" for word in [result["experiment"], *shown]), *selection(result)]
-    former = former_rows(result) if marked else [False] * len(runs)
+    marks = row_marks(result) if marked else [""] * len(runs)
     texts = _texts([run["return_mean"] for run in runs])
-    returns = [f"{text}{FORMER if old else ''}" for text, old in zip(texts, former, strict=True)]
+    returns = [f"{text}{mark}" for text, mark in zip(texts, marks, strict=True)]
     return [
         " ".join(words), protocol["environment"], _env_steps(result), summary(result), ", ".join(returns),
         str(protocol["episodes"]), _minutes(run["wall_s"] for run in runs),
@@ -89,16 +91,19 @@ def selection(result: dict[str, Any]) -> list[str]:
     return [CHOSEN] * ("highest" in result["protocol"]["selection"]) + [STOPPED] * stopped
 
 
-def former_rows(result: dict[str, Any]) -> list[bool]:
-    """For each row whether code or settings are not what they were; so they count where no digest was recorded."""
+def row_marks(result: dict[str, Any]) -> list[str]:
+    """For each row the mark of a change, or none: its digests beside those that a run would have now."""
     try:
-        settings = settings_digest(result["experiment"], result["overrides"])
-    except ConfigError:  # the experiment, or a setting, is there no more
-        settings = ""
-    if result.get("settings") != settings:
-        return [True] * len(result["rows"])
-    code = code_digest(result["config"])
-    return [row.get("code") != code for row in result["rows"]]
+        now = digests(prepare([f"+experiment={result['experiment']}", *result["overrides"]]).config)
+    except RLLabError:  # the experiment, or a setting, is there no more
+        return [FORMER] * len(result["rows"])
+    return [_mark(run, now) for run in result["rows"]]
+
+
+def _mark(run: dict[str, Any], now: dict[str, str]) -> str:
+    if run.get("code") is None:
+        return UNKNOWN
+    return FORMER if any(run[name] != digest for name, digest in now.items()) else ""
 
 
 def _env_steps(result: dict[str, Any]) -> str:
