@@ -96,10 +96,6 @@ def _gymnasium(settings: EnvironmentSettings, render: bool) -> tuple[gymnasium.E
     env = _make(spec, settings, render)
     quicken_action_check(env)
     env = refresh_box2d_world(env)
-    if settings.id.startswith("MinAtar/"):
-        from rl_lab.environments.minatar import FreshMinAtarGame
-
-        env = FreshMinAtarGame(env)
     if settings.observation in ("pixels", "both"):
         env = PixelObservation(env, keep_state=settings.observation == "both")
     return env, spec.max_episode_steps

@@ -1,24 +1,32 @@
-"""MinAtar: five small games on a grid of cells, with a channel for every kind of object. Importing this registers them."""
+"""MinAtar: five small games on a grid of cells, with a channel for every kind of object. An import registers them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import gymnasium
-from minatar.gym import register_envs
+from minatar.gym import BaseEnv
+
+GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+MINIMAL_ACTIONS = {0: False, 1: True}  # by the version of the id
 
 
-class FreshMinAtarGame(gymnasium.Wrapper):
-    """Begins every episode as if no action had been taken before.
+class MinAtarGame(BaseEnv):
+    """A game that begins every episode as if no action had been taken before.
 
-    The games repeat the last action now and then (sticky actions) and remember it beyond the end of an episode. The first
-    steps of an episode would depend on the one before, and it could not be brought back by its seed and actions.
+    It repeats the last action now and then (sticky actions) and would remember it beyond the end of an episode. The
+    first steps of an episode would depend on the one before, and it could not be brought back by its seed and actions.
     """
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        game: Any = self.env.unwrapped
-        game.game.last_action = 0
-        return self.env.reset(seed=seed, options=options)
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.game.last_action = 0
+        return super().reset(seed=seed, options=options)
 
 
-register_envs()
+for _game in GAMES:
+    for _version, _minimal in MINIMAL_ACTIONS.items():
+        gymnasium.register(
+            id=f"MinAtar/{_game.title().replace('_', '')}-v{_version}",
+            entry_point=f"{__name__}:MinAtarGame",
+            kwargs={"game": _game, "use_minimal_action_set": _minimal},
+        )

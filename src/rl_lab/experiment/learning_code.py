@@ -48,7 +48,7 @@ LEFT_OUT = (
 )  # fmt: skip
 OF_FAMILIES = {  # modules that only environments with such ids use
     "environments.atari": r"(^|:)ALE/", "environments.box2d": "^(CarRacing|LunarLander|BipedalWalker)",
-    "environments.control_suite": "^dm_control/", "environments.minatar": "^MinAtar/",
+    "environments.control_suite": "^dm_control/",
 }  # fmt: skip
 NOT_LEARNING = (  # settings that say how a run is watched, kept and computed
     "_dims", "checkpoint.every", "checkpoint.keep", "environment.backend", "environment.check",
