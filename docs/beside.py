@@ -110,19 +110,24 @@ def draw_control() -> None:
 
 
 def _task_panel(name: str, results: list[dict[str, Any]]) -> curves.Panel:
-    series = []
-    for colour, result in zip(curves.COLOURS, results, strict=False):
-        label = result["experiment"] + (" (CPU)" if result["rows"][0]["device"] == "cpu" else "")
+    ours: list[curves.Series] = []
+    points: dict[str, dict[int, float]] = {"published, Dreamer": {}, "published, TD-MPC": {}}
+    colours = dict(zip(dict.fromkeys(result["experiment"] for result in results), curves.COLOURS, strict=False))
+    for result in results:
+        experiment, end = result["experiment"], max(run["frames"] for run in result["rows"])
         for run in result["rows"]:
+            label = None if any(series.label == experiment for series in ours) else experiment
             frames, returns = curves.evaluations(run)
-            series.append(curves.Series(frames, returns, label, colour=colour, kind="both", width=1.1))
-            label = None
-        points = published_at(result, name.removesuffix(", pixels"))
-        shown = {at: score for at, score in points.items() if at <= max(run["frames"] for run in result["rows"])}
-        if shown:
-            label = f"published for {result['experiment']}"
-            series.append(curves.Series(list(shown), list(shown.values()), label, colour=colour, kind="dots"))
-    return curves.Panel(series, title=name, x_label="frames", y_label="return")
+            ours.append(curves.Series(frames, returns, label, colour=colours[experiment], kind="both", width=1.0))
+        kind = "published, TD-MPC" if experiment.startswith("tdmpc") else "published, Dreamer"
+        published = published_at(result, name.removesuffix(", pixels"))
+        points[kind] |= {at: score for at, score in published.items() if at <= end}
+    theirs = [
+        curves.Series(list(shown), list(shown.values()), label, colour=colour, kind="dots", width=3)
+        for (label, shown), colour in zip(points.items(), (curves.PUBLISHED, "#777777"), strict=True)
+        if shown
+    ]
+    return curves.Panel([*ours, *theirs], title=name, x_label="frames", y_label="return", from_zero=True)
 
 
 # Atari 100k -----------------------------------------------------------------------------------------------------------
