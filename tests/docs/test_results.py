@@ -163,3 +163,16 @@ def test_a_row_is_marked_when_its_code_or_its_settings_changed(monkeypatch: pyte
     rows = [now, {**now, "code": "other"}, {**now, "settings": "other"}, {"code": None, "settings": None}]
     marks = scores.row_marks({"experiment": "ppo_cartpole", "overrides": [], "rows": rows})
     assert marks == ["", scores.FORMER, scores.FORMER, scores.UNKNOWN]
+
+
+def test_findings_name_every_seed_that_missed_its_gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import scores
+
+    rows = [{"seed": 3, "return_mean": 243.7}, {"seed": 4, "return_mean": 179.9}]
+    selection = {"selection": "the agent at the end of training"}
+    result = {"experiment": "dqn_lunar_lander", "rows": rows, "protocol": selection, "config": {"training": {}}}
+    (tmp_path / "dqn_lunar_lander.json").write_text(json.dumps(result))
+    found = scores.findings(tmp_path)
+    assert "1 of 2 seeds reached it. Not so `dqn_lunar_lander` seed 4 (179.9; gate 180)." in found
+    assert "seed 3" not in found
