@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rl_lab.environments.families import family_of
 from rl_lab.errors import RLLabError
 from rl_lab.experiment.learning_code import digests
 from rl_lab.experiment.prepare import prepare
@@ -172,7 +173,11 @@ def selection(result: dict[str, Any]) -> list[str]:
 
 
 def row_marks(result: dict[str, Any]) -> list[str]:
-    """For each row the mark of a change, or none: its digests beside those that a run would have now."""
+    """For each row the mark of a change, or none: its digests beside those that a run would have now,
+    which cannot be told where its environment is not installed."""
+    environments = family_of(result["protocol"]["environment"])
+    if environments is not None and not environments.installed:
+        return [UNKNOWN] * len(result["rows"])
     try:
         now = digests(prepare([f"+experiment={result['experiment']}", *result["overrides"]]).config)
     except RLLabError:  # the experiment, or a setting, is there no more

@@ -161,7 +161,8 @@ def test_a_row_is_marked_when_its_code_or_its_settings_changed(monkeypatch: pyte
 
     now = digests(prepare(["+experiment=ppo_cartpole"]).config)
     rows = [now, {**now, "code": "other"}, {**now, "settings": "other"}, {"code": None, "settings": None}]
-    marks = scores.row_marks({"experiment": "ppo_cartpole", "overrides": [], "rows": rows})
+    protocol = {"environment": "CartPole-v1"}
+    marks = scores.row_marks({"experiment": "ppo_cartpole", "overrides": [], "protocol": protocol, "rows": rows})
     assert marks == ["", scores.FORMER, scores.FORMER, scores.UNKNOWN]
 
 
