@@ -21,6 +21,7 @@ from curves import curves_table, draw_curves, published
 from planning_tables import detour_table, diffusion_planner_table, point_maze_table
 from scaling_tables import costs_table, scaling_table
 from scores import RELIABILITY, findings, scores_by_family, scores_table
+from ui_tables import ui_table
 from world_models_tables import backends_table, car_racing_table, generation_table, temperature_table
 
 from rl_lab.environments.settings import AtariSettings, EnvironmentSettings
@@ -84,7 +85,7 @@ def contents() -> dict[str, str]:
     }
     parts |= {"reliability": reliability_table(ROOT / "results" / RELIABILITY)}
     parts |= {"scaling": scaling_table(speed / "scaling.json"), "scaling costs": costs_table(speed / "scaling.json")}
-    parts |= {"soak": soak_table(ROOT / "results" / "soak")}
+    parts |= {"soak": soak_table(ROOT / "results" / "soak"), "speed ui": ui_table(speed / "ui.json")}
     return parts | {"cartpole": experiment_file("dreamer_v3_cartpole")}
 
 

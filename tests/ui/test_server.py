@@ -56,6 +56,18 @@ def test_nothing_but_media_of_the_run_is_served(client: TestClient, tmp_path: Pa
     assert client.get(f"/static/{path}").status_code in (307, 404, 405)
 
 
+@pytest.mark.parametrize("path", ["../server.py", "%2e%2e/server.py", "..%2fserver.py", "%2e%2e%2fserver.py",
+                                  "..%5cserver.py", "%252e%252e/server.py", "%2fetc%2fpasswd", "app.js/../../server.py",
+                                  "%00", "..%00/server.py"])  # fmt: skip
+def test_encoded_paths_lead_nowhere(client: TestClient, path: str) -> None:
+    for answer in (client.get(f"/static/{path}"), client.get(f"/api/run?run={path}"),
+                   client.get(f"/api/run?run=demo%2f{path}"), client.get(f"/api/media?run={RUN}&path=videos%2f{path}"),
+                   client.get(f"/{path}")):  # fmt: skip
+        assert answer.status_code in (400, 404), answer.url
+        assert "make_app" not in answer.text
+        assert "root:" not in answer.text
+
+
 def test_deleted_runs_are_one_clear_line(client: TestClient) -> None:
     answer = client.get("/api/run", params={"run": "demo/none"})
     assert answer.status_code == 404

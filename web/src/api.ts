@@ -5,7 +5,7 @@ export type Row = {
   workflow: string; environment: string; size: string | null; phase: string;
   env_steps: number | null; total_steps: number | null; updates: number | null; speed: number | null;
   eval_return: number | null; train_return: number | null; wall_s: number | null; left_s: number | null;
-  start: string; device: string; parameters: number | null;
+  start: string; device: string; parameters: number | null; can_dream: boolean;
 };
 
 export type Columns = { [name: string]: (number | null)[] } & { phase: string[] };

@@ -8,7 +8,7 @@ export type Moment = {
 };
 export type Legend = { kind: "discrete" | "continuous"; classes: number[]; names: string[]; idle: number[] | null };
 export type Hello = {
-  environment: string; legend: Legend; names: string[]; pictures: boolean; planners: string[];
+  environment: string; legend: Legend; names: string[]; draws: boolean; planners: string[];
   model: {
     workflow: string; checkpoint: string; decodes: boolean; has_value: boolean; has_policy: boolean; has_planner: boolean;
     has_temperature: boolean; has_surprise: boolean; members: number;
@@ -134,6 +134,7 @@ export class DreamStore {
       case "moment":
       case "update":
       case "frame":
+        if (header.type !== "update" && !this.ended) this.trouble = null; // it was about what was asked before
         this.add(header as unknown as Moment);
         this.arrive(header, pictures);
         break;

@@ -70,7 +70,7 @@ class Dream:
             while True:
                 try:
                     message = self.connection.recv()
-                except (EOFError, OSError):
+                except (EOFError, OSError, TypeError):  # the last where this end is closed while it waits
                     text = "The dream's process has ended. Reload the page to begin anew."
                     loop.call_soon_threadsafe(self._end, text)
                     return

@@ -10,11 +10,22 @@ from torch import Tensor
 
 from rl_lab.components.planners.base import Plan, Planner
 from rl_lab.components.planners.mcts import SearchPlan
+from rl_lab.simulation.simulator import ModelState
 from rl_lab.ui.dream.model import DreamModel
-from rl_lab.ui.dream.painter import Painter
+from rl_lab.ui.dream.painter import Painter, packed
+from rl_lab.ui.dream.tape import Moment
+from rl_lab.ui.dream.worker import Message
 
 CANDIDATES, ELITES, ENTRIES, TREE_NODES = 24, 8, 8, 80
 GHOSTS = 4  # frames of the chosen plan that are laid over each other
+
+
+def plan_message(model: DreamModel, state: ModelState, moment: Moment, name: str, painter: Painter | None) -> Message:
+    """The plan that a planner makes from a state, as a message for the page, with the picture of where it leads."""
+    plan, planner = model.plan(state, moment.plan_memory, name)
+    description, ghost = describe_plan(model, plan, planner, state, painter)
+    header, picture = {"type": "plan", "moment": moment.number, **description}, packed(ghost)
+    return (header, []) if picture is None else ({**header, "pictures": {"ghost": picture[0]}}, [picture[1]])
 
 
 @torch.no_grad()
