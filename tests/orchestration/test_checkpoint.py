@@ -41,7 +41,7 @@ def test_what_is_saved_is_loaded(manager):
     assert torch.equal(loaded.state["components"]["layer"]["weight"], torch.arange(4.0))
     assert loaded.state["workflow_state"] == STATE["workflow_state"]
     other = ListSource()
-    loaded.restore_source("replay", other)
+    loaded.restore_source("replay", other, slice(0, 2))
     assert (other.records, source.commits) == (5, 1)
 
 

@@ -8,7 +8,7 @@ in the data source).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
@@ -57,6 +57,7 @@ class DQN(Workflow):
 
     name = "dqn"
     data_parallel = True
+    random_entries = (*Workflow.random_entries, "exploration")
     update_hooks = ("update",)
 
     def __init__(
@@ -155,7 +156,7 @@ class DQN(Workflow):
         return memory | {"action": action}
 
     def epsilon(self, step: int) -> float:
-        """ε after so many env steps."""
+        """ε after `step` env steps."""
         share = min(1.0, step / self.epsilon_steps) if self.epsilon_steps else 1.0
         return self.epsilon_start + share * (self.epsilon_end - self.epsilon_start)
 
@@ -290,6 +291,9 @@ class DQN(Workflow):
     def state_dict(self) -> dict[str, Any]:
         exploration, priorities = json.dumps(self._rng.bit_generator.state), self._priorities.state_dict()
         return super().state_dict() | {"exploration": exploration, "priorities": priorities}
+
+    def dealt_state(self, states: Sequence[dict[str, Any]], own: slice) -> dict[str, Any]:
+        return super().dealt_state(states, own) | {"priorities": {}}  # the records have other numbers now
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

@@ -98,7 +98,7 @@ class Dreamer(WorldModelWorkflow):
         super()._bind_context(context)
         self.actor = context.controller("policy", Actor)
         self.critic = context.controller("critic", Critic)
-        if self.model_first and type(self).losses is not Dreamer.losses:
+        if self.model_first and not _is(self.losses, Dreamer.losses):
             raise ConfigError(
                 f"{type(self).__name__} overrides losses(), which model_first=true never calls: the model has made its "
                 "step before it dreams. Override world_model_losses, behaviour_losses or replay_losses, or set "
@@ -328,7 +328,7 @@ class Dreamer(WorldModelWorkflow):
         elif copies_hold and plain_loop and self.gradient != "reinforce":
             self._dreams = DeferredDream(self.rssm, self.actor, dtype, Dream.of)
         super()._compile()
-        if self.context.device.type == "cuda" and type(self).losses is Dreamer.losses:
+        if self.context.device.type == "cuda":
             self._branch = Branch()
 
 

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rl_lab import ranks
 from rl_lab.components.actions import ActionCodec
 from rl_lab.components.critics.dreamer import SlowTarget
 from rl_lab.components.frame_stack import FrameStack
@@ -403,6 +404,11 @@ class MuZero(Workflow):
     def state_dict(self) -> dict[str, Any]:
         own = {"step": self._step, "records": self._records, "priorities": self._priorities.state_dict()}
         return super().state_dict() | own
+
+    def dealt_state(self, states: Sequence[dict[str, Any]], own: slice) -> dict[str, Any]:
+        records = sum(state["records"] for state in states) // ranks.count()
+        # The records have other numbers now: priorities that are still to be written belong to none of them.
+        return super().dealt_state(states, own) | {"records": records, "priorities": {}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
