@@ -38,7 +38,9 @@ def test_round_trip_of_images_and_classes(format_name: str, tmp_path: Path) -> N
     assert_same(episodes, list(open_dataset(written(tmp_path, episodes, format_name)).episodes()))
 
 
-@pytest.mark.parametrize(("suffix", "format_name"), [(".h5", "hdf5"), (".hdf5", "hdf5"), (".pth", "pt"), ("", "folder")])
+@pytest.mark.parametrize(
+    ("suffix", "format_name"), [(".h5", "hdf5"), (".hdf5", "hdf5"), (".pth", "pt"), ("", "folder")]
+)
 def test_a_suffix_says_the_format(suffix: str, format_name: str, tmp_path: Path) -> None:
     path = write_dataset(tmp_path / f"data{suffix}", vector_episodes(), Attributes())
     assert FORMATS[format_name].recognises(path)

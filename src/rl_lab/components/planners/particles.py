@@ -43,9 +43,7 @@ class Particles(NamedTuple):
         return self._replace(
             x=self.x[rows.flatten()],
             potential=self.potential.gather(1, chosen),
-            log_weights=torch.where(
-                few[:, None], uniform_log_weights(envs, count, self.log_weights), self.log_weights
-            ),
+            log_weights=torch.where(few[:, None], uniform_log_weights(envs, count, self.log_weights), self.log_weights),
         )
 
 
