@@ -34,7 +34,7 @@ class DiffusionPlan(Plan):
     """A plan with the weights of its candidates as particles of p ∝ p0·exp(βR)."""
 
     weights: Float[Tensor, "env candidate"]  # they sum to 1
-    effective_samples: Float[Tensor, " env"]  # 1 / Σ w², of all candidates
+    effective_samples: Float[Tensor, " env"]  # 1 / Σ w², of the weights since the last resampling
     kl: Float[Tensor, " env"]  # how far p is from the prior, in nats
 
     def metrics(self) -> dict[str, Tensor]:
