@@ -157,6 +157,3 @@ class PlaNet(WorldModelWorkflow):
             return (action + self.exploration * noise).clamp(-1.0, 1.0)
         random = torch.rand_like(action[:, :1]) < self.exploration
         return torch.where(random, self.planner.layout.uniform(noise), action)
-
-    def _choose_action(self, latent: LatentState, *, mode: Mode) -> Tensor:
-        raise NotImplementedError("PlaNet plans: it has no policy")
