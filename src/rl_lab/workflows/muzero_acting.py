@@ -62,9 +62,8 @@ class SearchingWorkflow(Workflow):
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
         """Search, and take the action that was visited most; `train` explores, and draws by the visit counts."""
         if not isinstance(self.planner, MCTS):
-            seen, memory = self._see(observation, state)
-            kept = {name: state[name] for name in self.planner.initial_memory(0)}
-            plan = self.planner.plan(self.simulator.observe(seen), kept, observation=seen)
+            plan, _ = self.plan(observation, state)
+            _, memory = self._see(observation, state)
             return self.codec.decode(plan.action).cpu().numpy(), memory | plan.memory
         inputs = {OBSERVATION_PREFIX + key: torch.as_tensor(value) for key, value in observation.items()} | state
         inputs["temperature"] = torch.tensor(self.temperature(self._step))
