@@ -46,9 +46,9 @@ class CompiledWalker:
         links = tree.parent, tree.parent_action, tree.reward, tree.discount
         self._links = tuple(tensor.numpy() for tensor in links)
         self._legal = tree.legal.numpy()
-        self._gumbel = hasattr(rule, "noise")
+        self.is_gumbel = hasattr(rule, "noise")
         self._rule: tuple[Any, ...]
-        if self._gumbel:
+        if self.is_gumbel:
             considered = np.minimum(self._legal.sum(-1), rule.considered)
             schedule = rule.schedule(tree.actions, tree.legal.device).numpy()[considered]
             low, high = rule.bounds or (0.0, 0.0)
@@ -60,10 +60,6 @@ class CompiledWalker:
             self._rule = table, by_node, rule.min_spread, rule.tiny
 
     @property
-    def is_gumbel(self) -> bool:
-        return self._gumbel
-
-    @property
     def arguments(self) -> tuple[Any, ...]:
         """What a compiled search works on: edges, bounds, legal actions, the rule, the chosen edges, links between
         nodes, and whether the bounds are learned."""
@@ -72,7 +68,7 @@ class CompiledWalker:
 
     def select(self) -> tuple[Tensor, Tensor]:
         """(node, action) of the edge to expand in each tree."""
-        choose = select_gumbel if self._gumbel else select_puct
+        choose = select_gumbel if self.is_gumbel else select_puct
         choose(self._edges, self._bounds, self._legal, self._rule, self._chosen)
         return self.node, self.action
 
