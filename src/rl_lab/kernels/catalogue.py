@@ -19,7 +19,7 @@ class Kernel:
     target: str  # the exact class, by its full name
     method: str
     backend: Backend
-    implementation: str  # "package.module:function"; beside it stands `supports_function(module) -> reason | None`
+    implementation: str  # "package.module:function"; beside it may stand `supports_function` and `precompile_function`
     mirrors: tuple[str, ...]  # full names of the plain functions that it computes
     parts: tuple[str, ...] = ()  # the exact classes that submodules may have
 
@@ -29,18 +29,22 @@ class Kernel:
 
     def load(self) -> Callable[..., Any]:
         """The function itself. Its module is imported here, and nowhere before."""
-        place, _, function = self.implementation.partition(":")
-        return getattr(importlib.import_module(place), function)
+        function = self._find()
+        assert function is not None, self.implementation
+        return function
 
     def precompile(self) -> Callable[..., None] | None:
         """The function that compiles it ahead of its first call, where there is one."""
-        place, _, function = self.implementation.partition(":")
-        return getattr(importlib.import_module(place), f"precompile_{function}", None)
+        return self._find("precompile_")
 
     def supports(self, module: Any) -> str | None:
         """The reason why the kernel cannot take a module of this size or kind; None where it can."""
+        supports = self._find("supports_")
+        return None if supports is None else supports(module)
+
+    def _find(self, prefix: str = "") -> Callable[..., Any] | None:
         place, _, function = self.implementation.partition(":")
-        return getattr(importlib.import_module(place), f"supports_{function}")(module)
+        return getattr(importlib.import_module(place), prefix + function, None)
 
 
 LAYERS = "rl_lab.nn.layers"

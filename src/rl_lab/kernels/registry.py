@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -141,16 +142,9 @@ def _meant_class(kind: type) -> type:
 
 def _subclass_reason(kernel: Kernel, kind: type) -> str:
     methods = [name.rpartition(".")[2] for name in kernel.mirrors if name.startswith(kernel.target + ".")]
-    own = [name for name in methods if any(name in base.__dict__ for base in _until(kind, kernel.target))]
+    derived = list(takewhile(lambda base: full_name(base) != kernel.target, kind.__mro__))
+    own = [name for name in methods if any(name in base.__dict__ for base in derived)]
     return f"{kind.__name__} overrides {', '.join(own)}" if own else f"{kind.__name__} is a class of its own"
-
-
-def _until(kind: type, target: str) -> Iterator[type]:
-    """The classes that stand before the target in the order of resolution."""
-    for base in kind.__mro__:
-        if full_name(base) == target:
-            return
-        yield base
 
 
 def full_name(kind: type) -> str:

@@ -93,6 +93,11 @@ class WorkflowContext:
     overlap: bool = False  # the training environments step while updates run (training.overlap)
     autocast_dtype: torch.dtype | None = None  # bf16 compute on CUDA, None: float32
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """All components and controllers."""
+        return [*self.components.values(), *(module for _, module in self.controllers.items())]
+
     def component(self, name: str, kind: type[Part]) -> Part:
         """The component of that name, which must be of that kind."""
         return _checked(f"components.{name}", self.components.get(name), kind, self.components)

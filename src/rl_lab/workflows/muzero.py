@@ -290,11 +290,13 @@ class MuZero(SearchingWorkflow):
     # Saving -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"step": self._step, "records": self._records, "priorities": self._priorities.state_dict()}
-        return super().state_dict() | own
+        return super().state_dict() | {"priorities": self._priorities.state_dict()}
+
+    def dealt_state(self, states: Sequence[dict[str, Any]], own: slice) -> dict[str, Any]:
+        """The records have other numbers then: priorities that are still to be written belong to none of them."""
+        return super().dealt_state(states, own) | {"priorities": {}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        if "records" in state:
-            self._step, self._records = state["step"], state["records"]
+        if "priorities" in state:
             self._priorities.load_state_dict(state["priorities"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rl_lab import ranks
 from rl_lab.components.actions import ActionCodec
 from rl_lab.components.frame_stack import FrameStack
 from rl_lab.components.planners.base import Plan, Planner
@@ -128,3 +129,17 @@ class SearchingWorkflow(Workflow):
 
     def log_metrics(self, step: int, writer: MetricsSink) -> None:
         writer.scalar("workflow/temperature", self.temperature(step))
+
+    # Saving -----------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"step": self._step, "records": self._records}
+
+    def dealt_state(self, states: Sequence[dict[str, Any]], own: slice) -> dict[str, Any]:
+        records = sum(state["records"] for state in states) // ranks.count()
+        return super().dealt_state(states, own) | {"records": records}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if "records" in state:
+            self._step, self._records = state["step"], state["records"]

@@ -6,7 +6,7 @@ filters the observation into a latent state and searches for the action sequence
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -24,7 +24,8 @@ from rl_lab.records import SequenceBatch
 from rl_lab.simulation.rssm import RSSMSimulator
 from rl_lab.workflows.base import Mode
 from rl_lab.workflows.context import PhaseView, WorkflowContext
-from rl_lab.workflows.world_model import DECODED, Filtered, Losses, Replayed, WorldModelWorkflow
+from rl_lab.workflows.world_model import Filtered, Losses, Replayed, WorldModelWorkflow
+from rl_lab.workflows.world_model_acting import DECODED
 
 
 class PlaNet(WorldModelWorkflow):
@@ -32,7 +33,6 @@ class PlaNet(WorldModelWorkflow):
 
     name = "planet"
     update_hooks = ("update_world_model",)
-    captures_acting = True
     compiled_pieces: ClassVar[Mapping[str, str]] = {"encode": "DreamerCNN.forward", "world_model_losses": ""}
     loss_names: ClassVar[tuple[str, ...]] = ("observation", "reward", "continue", "divergence", "overshooting")
     planner: Planner
@@ -160,6 +160,3 @@ class PlaNet(WorldModelWorkflow):
 
     def _choose_action(self, latent: LatentState, *, mode: Mode) -> Tensor:
         raise NotImplementedError("PlaNet plans: it has no policy")
-
-    def _changing_tensors(self) -> Sequence[Tensor]:
-        return self._model_tensors() + self.optimizers.state_tensors()

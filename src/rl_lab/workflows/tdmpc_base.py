@@ -96,7 +96,10 @@ class TDMPCBase(Workflow):
         """Compiled pieces inside captured CUDA graphs. The plain methods stay the reference."""
         for name in ("_encode", "_advance", "_policy_values", *self.compiled):
             setattr(self, name, compile_block(getattr(self, name)))
-        self._steps = {name: CapturedStep(step, self._changing_tensors) for name, step in self._steps.items()}
+        self._steps = {
+            name: CapturedStep(step, self._changing_tensors, modules=self.context.modules)
+            for name, step in self._steps.items()
+        }
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
@@ -124,7 +127,8 @@ class TDMPCBase(Workflow):
         """`_act` as a CUDA graph."""
         kind = self._plan_kind(len(next(iter(inputs.values()))), mode)
         if kind not in self._act_graphs:
-            self._act_graphs[kind] = CapturedStep(lambda given: self._act(given, mode), list)
+            step = CapturedStep(lambda given: self._act(given, mode), list, modules=self.context.modules)
+            self._act_graphs[kind] = step
         # The next call overwrites the graph's outputs; a state belongs to the caller.
         return {name: value.clone() for name, value in self._act_graphs[kind](inputs).items()}
 

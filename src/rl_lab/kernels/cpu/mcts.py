@@ -19,11 +19,6 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 JIT: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
 
 
-def supports_walker(planner: Any) -> str | None:
-    """Why the kernels cannot search for a planner: there is no reason."""
-    return None
-
-
 RULES = ("rl_lab.components.planners.search_rules.PUCT", "rl_lab.components.planners.search_rules.GumbelRule")
 
 

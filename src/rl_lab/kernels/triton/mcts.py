@@ -22,11 +22,6 @@ from rl_lab.kernels.registry import launch
 RULES = ("rl_lab.components.planners.search_rules.PUCT", "rl_lab.components.planners.search_rules.GumbelRule")
 
 
-def supports_walker(planner: Any) -> str | None:
-    """Why the kernels cannot search for a planner: there is no reason."""
-    return None
-
-
 def walker(planner: Any, tree: Any, rule: Any) -> DeviceWalker | None:
     """In place of `MCTS._walker`; None where the rule is another one than those that have a kernel."""
     name = f"{type(rule).__module__}.{type(rule).__qualname__}"
