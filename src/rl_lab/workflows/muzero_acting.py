@@ -95,7 +95,7 @@ class SearchingWorkflow(Workflow):
         if not self.context.compile:
             return step({name: value.to(self.context.device) for name, value in inputs.items()})
         if key not in self._graphs:
-            self._graphs[key] = CapturedStep(step, changes)
+            self._graphs[key] = CapturedStep(step, changes, modules=self.context.modules)
         return self._graphs[key](inputs)
 
     def _see(self, observation: Observation, state: AgentState) -> tuple[Mapping[str, Tensor], AgentState]:

@@ -78,14 +78,8 @@ def _space(tree: Any, layout: np.ndarray, latents: np.ndarray) -> tuple[np.ndarr
     """Where a simulation computes: what is given to the dynamics, logits, reward, value, and the outputs of each
     layer."""
     roots, actions = tree.roots, tree.actions
-    widths = (
-        (roots, latents.shape[2] + actions),
-        (roots, actions),
-        roots,
-        roots,
-        (len(layout), roots * layout[:, 1].max()),
-    )
-    return tuple(np.empty(shape, np.float32) for shape in widths)
+    given, outputs = (roots, latents.shape[2] + actions), (len(layout), roots * layout[:, 1].max())
+    return tuple(np.empty(shape, np.float32) for shape in (given, (roots, actions), roots, roots, outputs))
 
 
 @njit(**JIT)
