@@ -120,6 +120,13 @@ class WorkflowContext:
         dtype = self.autocast_dtype or torch.bfloat16
         return partial(torch.autocast, self.device.type, dtype, enabled=self.autocast_dtype is not None)
 
+    @property
+    def planning_dtype(self) -> torch.dtype | None:
+        """That of the weights' copies that plans are computed with; None: there are none. float16 has the mantissa of
+        TF32 and takes half as long, so it is for a GPU where products may have short mantissas."""
+        short = self.autocast_dtype is not None or torch.get_float32_matmul_precision() != "highest"
+        return torch.float16 if short and self.device.type == "cuda" else None
+
 
 def _checked(place: str, part: Any, kind: type[Part], known: Iterable[str]) -> Part:
     if part is None:

@@ -137,12 +137,15 @@ class Dreamer(WorldModelWorkflow):
         return self.target_critic == "slow"
 
     def _act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
-        if self.planner is None or mode == "train":
-            return super()._act(inputs, mode)
-        plan, latent = self._planned(inputs)
-        return {DECODED: self.codec.decode(plan.action), **self._state_after(plan, latent, inputs)}
+        if self.planner is not None and mode == "eval":
+            plan, latent = self._planned(inputs)
+            return {DECODED: self.codec.decode(plan.action), **self._state_after(plan, latent, inputs)}
+        with self.context.autocast():
+            latent = self._filtered_step(inputs)
+            action = self._choose_action(latent, mode=mode)
+        return self._decided(latent, action, inputs)
 
-    def _choose_action(self, latent: LatentState, *, mode: Mode) -> Tensor:
+    def _choose_action(self, latent: LatentState, *, mode: Mode) -> Float[Tensor, "envs action"]:
         """A sample while training; the likeliest action in an evaluation."""
         distribution = self.actor.distribution(self.actor(latent.features))
         return distribution.sample() if mode == "train" else distribution.mode()

@@ -47,7 +47,7 @@ class TransformerSSM(CategoricalModel):
     episode the memory then held. Distances, not positions: the memory can shift. Zeros are an empty memory.
     """
 
-    compiled_steps = ("observe_step", "imagine_step", "transform", "dream_step")
+    compiled_steps = ("observe_step", "_imagine_step", "transform", "dream_step")
 
     def __init__(
         self,
