@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from tests.environments.test_ray_actors import require_equal
 from tests.overrides import QUIET, TINY_DREAMER
@@ -53,9 +55,9 @@ def action(envs: Any, rng: np.random.Generator) -> np.ndarray:
     return rng.uniform(-1.0, 1.0, shape).astype(np.float32)
 
 
-def node_of(actor: Any) -> str:
-    """To be called in an actor: the node that it is on."""
-    return str(ray.get_runtime_context().get_node_id())
+def place_of(actor: Any) -> tuple[str, int]:
+    """To be called in an actor: the node that it is on, and its process."""
+    return ray.get_runtime_context().get_node_id(), os.getpid()
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -90,10 +92,12 @@ def test_a_node_that_dies_takes_no_record_along() -> None:
             require_equal(last, there.step(decided))
         (other,) = cluster.worker_nodes
         head = ray.get_runtime_context().get_node_id()
-        there_too = [ray.get(actor.__ray_call__.remote(node_of)) != head for actor in there._actors]
-        lost = [n for group, gone in zip(there._groups, there_too, strict=True) if gone for n in group]
+        places = [ray.get(actor.__ray_call__.remote(place_of)) for actor in there._actors]
+        lost = [n for group, (node, _) in zip(there._groups, places, strict=True) if node != head for n in group]
         assert lost
         os.kill(other.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        while any(node != head and psutil.pid_exists(process) for node, process in places):
+            time.sleep(0.05)  # until then it answers
         decided = action(here, rng)
         expected, step = here.step(decided), there.step(decided)
         assert step.ended is not None
