@@ -60,6 +60,13 @@ def place_of(actor: Any) -> tuple[str, int]:
     return ray.get_runtime_context().get_node_id(), os.getpid()
 
 
+def is_alive(process: int) -> bool:
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_nodes_play_what_worker_processes_play(count: int) -> None:
     """Every record of 2,000 env steps, to the bit."""
@@ -96,7 +103,7 @@ def test_a_node_that_dies_takes_no_record_along() -> None:
         lost = [n for group, (node, _) in zip(there._groups, places, strict=True) if node != head for n in group]
         assert lost
         os.kill(other.all_processes["raylet"][0].process.pid, signal.SIGKILL)
-        while any(node != head and psutil.pid_exists(process) for node, process in places):
+        while any(node != head and is_alive(process) for node, process in places):
             time.sleep(0.05)  # until then it answers
         decided = action(here, rng)
         expected, step = here.step(decided), there.step(decided)
