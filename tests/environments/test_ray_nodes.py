@@ -123,8 +123,8 @@ def test_a_node_that_dies_takes_no_record_along() -> None:
 
 def test_a_run_on_nodes_resumes_exactly(rl_lab: Command, tmp_path: Path) -> None:
     """Stopped by SIGTERM and then killed, it writes the rows of an uninterrupted run in worker processes."""
-    words = [*TINY_DREAMER, *QUIET, "evaluation.imagination=false", "logging.every=40", "checkpoint.every=80"]
-    words += ["training.total_timesteps=400", "evaluation.every=200", "environment.num_envs=2"]
+    words = [*TINY_DREAMER, *QUIET, "evaluation.imagination=false", "logging.every=24", "checkpoint.every=48"]
+    words += ["training.total_timesteps=240", "environment.num_envs=2"]
     code, _, errors = rl_lab("train", *words, "environment.backend=process", "run_root=whole")
     assert code == 0, errors
     with nodes(2) as cluster:
