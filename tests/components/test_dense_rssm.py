@@ -235,3 +235,18 @@ def test_latents_come_back_from_the_replay(model: StateSpaceModel) -> None:
     back = model.from_stored(model.to_stored(state))
     torch.testing.assert_close(back.deter, state.deter, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(back.stoch, state.stoch, atol=2e-3, rtol=2e-3)
+
+
+def test_a_changed_gru_cell_is_what_runs_on_a_gpu_too() -> None:
+    """There its gates are computed one by one, which holds for torch's own cell alone."""
+
+    class MyCell(torch.nn.GRUCell):
+        pass
+
+    cell = make_model("dreamer_v1").cell
+    assert cell.is_torchs_own
+    hook = cell.cell.register_forward_hook(lambda *_: None)
+    assert not cell.is_torchs_own
+    hook.remove()
+    cell.cell = MyCell(HIDDEN, DETER)
+    assert not cell.is_torchs_own

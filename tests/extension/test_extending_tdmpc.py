@@ -25,7 +25,7 @@ from rl_lab.components.planners.policy_guided import PolicyGuided
 from rl_lab.components.planners.random_shooting import RandomShooting
 from rl_lab.kernels.graphs import CapturedStep
 from rl_lab.specs import ActionSpec
-from rl_lab.workflows.context import PhaseView
+from rl_lab.workflows.context import PhaseView, WorkflowContext
 from rl_lab.workflows.tdmpc import TDMPC
 from rl_lab.workflows.tdmpc2 import TDMPC2
 
@@ -43,7 +43,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         for place in ("simulation.tdmpc", "components.planners.tdmpc", "workflows.tdmpc_base"):
             monkeypatch.setattr(f"rl_lab.{place}.compile_block", lambda function, **_: function)
         monkeypatch.setattr(CapturedStep, "__call__", lambda self, inputs: self._function(dict(inputs)))
-        monkeypatch.setattr("rl_lab.workflows.tdmpc_base.planning_dtype", lambda *_: torch.float16)
+        monkeypatch.setattr(WorkflowContext, "planning_dtype", torch.float16)
     return request.param
 
 

@@ -124,7 +124,7 @@ def test_what_cannot_be_captured_is_called_each_time() -> None:
         state.add_(inputs["x"] * torch.tensor([1.0, 2.0]).to("cuda"))
         return {"noise": torch.rand(2, device="cuda")}
 
-    captured = CapturedStep(step, lambda: [state])
+    captured = CapturedStep(step, lambda: [state], modules=[])
     torch.cuda.manual_seed(3)
     expected = torch.stack([torch.rand(2, device="cuda") for _ in range(2)])
     torch.cuda.manual_seed(3)
@@ -133,7 +133,7 @@ def test_what_cannot_be_captured_is_called_each_time() -> None:
     second = captured({"x": torch.ones(2)})["noise"]
     torch.testing.assert_close(torch.stack([first, second]), expected)
     assert state.tolist() == [2.0, 4.0]
-    other = CapturedStep(lambda inputs: {"y": inputs["x"] + torch.rand(2, device="cuda")}, list)
+    other = CapturedStep(lambda inputs: {"y": inputs["x"] + torch.rand(2, device="cuda")}, list, modules=[])
     assert (other({"x": torch.ones(2)})["y"] > 1.0).all()  # the next capture succeeds
     assert other._graph is not None
 

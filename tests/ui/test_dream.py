@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,8 @@ from rl_lab.environments import make_vector_env
 from rl_lab.errors import ConfigError, RLLabError
 from rl_lab.experiment.imagination import batch_of, play_episodes
 from rl_lab.ui.dream.episodes import episode_of, stored_episodes
-from rl_lab.ui.dream.hub import framed
+from rl_lab.ui.dream.hub import BEHIND, Client, Dream, framed
+from rl_lab.ui.dream.messages import header_of
 from rl_lab.ui.dream.model import DreamModel
 from rl_lab.ui.dream.painter import ImagePainter
 from rl_lab.ui.dream.player import Player
@@ -343,9 +346,11 @@ def test_checkpoints_show_the_same_moments_with_other_weights(player: Player) ->
     for action in (0, 1, 0, 1):
         player.command({"type": "step", "action": [action]})
     other = "step-7"
+    player.command({"type": "set", "temperature": 0.5})
     messages = player.command({"type": "checkpoint", "name": other})
     assert messages[0][0]["type"] == "cleared"
     assert player.model.checkpoint == other
+    assert player.model.simulator.temperature == 0.5
     assert player.session.current.time == 4
     assert [int(action[0]) for action in player.session.current.actions()] == [0, 1, 0, 1]
 
@@ -359,6 +364,31 @@ def test_a_newcomer_is_told_everything(player: Player) -> None:
     header, pictures = messages[-1]
     assert set(header["pictures"]) == {"real", "dream"}
     assert framed(header, pictures)[4:5] == b"{"
+
+
+def test_a_model_that_is_not_finite_can_be_sent(session: DreamSession) -> None:
+    """A browser reads no NaN in JSON: such a number is left out, and the rest is shown."""
+    play(session, [0])
+    moment = session.current
+    assert moment.real is not None
+    moment.dream_reward = moment.continuation = moment.value = float("nan")
+    moment.real = replace(moment.real, reward=float("inf"))
+    sent = json.loads(json.dumps(header_of(moment), allow_nan=False))
+    assert sent["dream_reward"] is sent["continuation"] is sent["real"]["reward"] is None
+
+
+def test_a_slow_browser_is_sent_numbers_and_the_others_their_pictures() -> None:
+    dream = object.__new__(Dream)
+    slow, quick = Client(1), Client(2)
+    dream.clients = {1: slow, 2: quick}
+    for _ in range(BEHIND + 1):
+        slow.queue.put_nowait(({"type": "moment"}, []))
+    dream._deliver(({"type": "moment", "id": 3, "pictures": {"real": {"kind": "jpeg"}}}, [b"picture"]))
+    last = [slow.queue.get_nowait() for _ in range(slow.queue.qsize())][-1]
+    assert last == ({"type": "moment", "id": 3}, [])
+    received = quick.queue.get_nowait()
+    assert received is not None
+    assert framed(*received).endswith(b"picture")
 
 
 def test_a_run_without_a_model_says_so(random_run: Path) -> None:

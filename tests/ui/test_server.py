@@ -30,6 +30,7 @@ def test_a_run_is_described(client: TestClient) -> None:
     detail = client.get("/api/run", params={"run": RUN}).json()
     assert detail["row"]["eval_return"] == 20.0
     assert any(entry["command"].startswith("rl-lab dream ") for entry in detail["commands"])
+    assert not detail["has_report"]
     curves = client.get("/api/curves", params={"run": RUN}).json()
     assert curves["columns"]["eval/return_mean"] == [0.0, 10.0, 20.0]
 
@@ -78,6 +79,7 @@ def test_pages_are_confined(client: TestClient, tmp_path: Path) -> None:
     policy = client.get("/").headers["content-security-policy"]
     assert "script-src 'self'" in policy
     (tmp_path / "runs" / RUN / "report.html").write_text("<script>alert(1)</script>")
+    assert client.get("/api/run", params={"run": RUN}).json()["has_report"]
     report = client.get("/api/report", params={"run": RUN}).headers["content-security-policy"]
     assert report.startswith("sandbox;")
     assert "script" not in report

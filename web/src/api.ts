@@ -18,7 +18,7 @@ export type Detail = {
   events: Record<"time" | "env_steps" | "kind" | "message", string>[]; media: Media[];
   imagination: { horizon: number | null; keys: Record<string, Record<string, number | null>> };
   planning: { expected_mean: number | null; received_mean: number | null };
-  commands: { name: string; command: string }[]; action_repeat: number; checkpoints: string[]; row: Row;
+  commands: { name: string; command: string }[]; action_repeat: number; checkpoints: string[]; has_report: boolean; row: Row;
 };
 export type Glossary = {
   groups: { title: string; text: string; open: boolean; names: string[] }[]; sentences: Record<string, string>;

@@ -85,7 +85,7 @@ function Head({ row, detail }: { row: Row; detail: Detail | null }) {
         {row.status === "running" && <button onClick={stop}>Stop (it saves)</button>}
         {detail && <Copy text={detail.path} label="copy path" />}
         {detail && <CopyCommand commands={detail.commands} />}
-        <a class="plain" href={`/api/report?${new URLSearchParams({ run: row.id })}`} target="_blank" rel="noopener">report</a>
+        {detail?.has_report && <a class="plain" href={`/api/report?${new URLSearchParams({ run: row.id })}`} target="_blank" rel="noopener">report</a>}
         <a class="plain" href={link("compare", { run: [row.id] })}>compare</a>
       </div>
       <Notice text={answer} kind="warn" />

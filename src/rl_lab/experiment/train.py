@@ -18,7 +18,7 @@ from rl_lab.errors import CheckpointError, RLLabError
 from rl_lab.experiment import shares
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.config import parse_overrides
-from rl_lab.experiment.learning_code import code_digest
+from rl_lab.experiment.learning_code import digests
 from rl_lab.experiment.prepare import Prepared, prepare
 from rl_lab.experiment.resume import RESUME_KEY, Resumption, is_over, prepare_resume, runs_with
 from rl_lab.orchestration.files import NO_ROOM
@@ -145,7 +145,7 @@ def _new_run(prepared: Prepared, overrides: Sequence[str], mark: Mapping[str, An
         config=prepared.to_yaml(),
         argv=sys.argv,
         overrides=list(overrides),
-        code=code_digest(prepared.config),
+        **digests(prepared.config),
         **({} if mark is None else {"sweep": dict(mark)}),
     )
 

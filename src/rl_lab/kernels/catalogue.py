@@ -52,16 +52,13 @@ CONVOLUTIONS = "rl_lab.nn.convolutions"
 MODULE_LIST = "torch.nn.modules.container.ModuleList"
 MODELS = "rl_lab.components.world_models"
 DENSE_LAYERS = (f"{LAYERS}.NormedLinear", f"{LAYERS}.Linear", f"{LAYERS}.RMSNorm", f"{LAYERS}.LayerNorm")
-LAYER_SOURCES = (f"{LAYERS}.NormedLinear.forward", f"{LAYERS}.RMSNorm.forward")
 LOOP_SOURCES = tuple(
     f"{MODELS}.base.{name}" for name in ("StateSpaceModel.observe", "StateSpaceModel.observe_step", "mask_state")
 )
 SAMPLE_SOURCES = (
     "rl_lab.nn.distributions.softmax",
-    *(
-        f"rl_lab.nn.distributions.UnimixCategorical.{name}"
-        for name in ("probs", "sample", "sample_index", "_straight_through")
-    ),
+    *(f"rl_lab.nn.distributions.UnimixCategorical.{name}" for name in ("probs", "sample", "sample_index")),
+    "rl_lab.nn.distributions.UnimixCategorical._straight_through",
 )
 DENSE_SOURCES = tuple(f"{MODELS}.dense_rssm.DenseModel.{name}" for name in ("advance", "posterior"))
 DENSE_PARTS = (
@@ -124,7 +121,8 @@ KERNELS: tuple[Kernel, ...] = (
                 f"{MODELS}.rssm.BlockRSSM.{name}"
                 for name in ("advance", "activate", "posterior", "_to_blocks", "_from_blocks")
             ),
-            f"{LAYERS}.BlockLinear.forward_blocks", "rl_lab.nn.distributions.tanh", *LAYER_SOURCES, *SAMPLE_SOURCES,
+            *(f"{LAYERS}.{name}" for name in ("BlockLinear.forward_blocks", "NormedLinear.forward", "RMSNorm.forward")),
+            "rl_lab.nn.distributions.tanh", *SAMPLE_SOURCES,
         ),
         parts=(*DENSE_LAYERS, f"{LAYERS}.BlockLinear", f"{LAYERS}.MLP"),
     ),

@@ -14,12 +14,6 @@ from rl_lab.kernels.registry import Accelerated
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def planning_dtype(device: torch.device, autocast_dtype: torch.dtype | None) -> torch.dtype | None:
-    """float16 where products may have short mantissas: it has those of TF32, and takes half as long. Else none."""
-    short = autocast_dtype is not None or torch.get_float32_matmul_precision() != "highest"
-    return torch.float16 if short and device.type == "cuda" else None
-
-
 class WorkingCopies:
     """Copies of modules with their weights in `dtype`, for loops without gradients.
 

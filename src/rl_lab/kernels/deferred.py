@@ -150,14 +150,11 @@ def observe(
 ) -> tuple[Any, Tensor]:
     """`StateSpaceModel.observe`. The state before the first step gets no gradient."""
     if model not in _filterings:
-        _filterings[model] = DeferredFiltering(model, _compute_dtype(embed))
+        device = embed.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+        _filterings[model] = DeferredFiltering(model, dtype)
     return _filterings[model](embed, prev_action, is_first, initial, noise)
 
 
 def supports_observe(model: Any) -> str | None:
     return None if torch.is_grad_enabled() else "nothing is differentiated"
-
-
-def _compute_dtype(x: Tensor) -> torch.dtype:
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32

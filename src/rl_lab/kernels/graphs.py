@@ -174,7 +174,7 @@ class CapturedStep:
         function: Callable[[Inputs], Outputs],
         state: Callable[[], Sequence[Tensor]],
         *,
-        modules: Sequence[nn.Module] = (),
+        modules: Sequence[nn.Module],
         precompilation: Precompilation | None = None,
         warmup: int = 2,  # the first one compiles, the second runs as it will be captured
     ):

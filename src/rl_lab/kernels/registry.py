@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules import module as torch_module
 
 from rl_lab.kernels.catalogue import KERNELS, PACKAGES, Backend, Kernel
@@ -158,8 +158,7 @@ def is_installed(package: str) -> bool:
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Run a Triton kernel; with tensors that have no memory (`meta`) it is compiled only."""
-    first: Tensor = arguments[0]
-    if first.is_meta:
+    if arguments[0].is_meta:
         kernel.warmup(*arguments, grid=grid, **constants)
     else:
         kernel[grid](*arguments, **constants)

@@ -19,6 +19,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from rl_lab.kernels.catalogue import KERNELS
+
 FILE = Path(__file__).with_name("fingerprints.json")
 LAYOUT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
@@ -70,8 +72,6 @@ def _is_docstring(token: tokenize.TokenInfo) -> bool:
 
 def renew() -> None:
     """Take the present functions as those that the kernels compute."""
-    from rl_lab.kernels.catalogue import KERNELS
-
     names = sorted({name for kernel in KERNELS for name in kernel.mirrors})
     FILE.write_text(json.dumps({name: _fingerprint_of(find(name)) for name in names}, indent=1) + "\n")
 

@@ -172,7 +172,7 @@ class Head(nn.Module):
 
 @contextmanager
 def frozen(*modules: nn.Module) -> Iterator[None]:
-    """Meanwhile computations have gradients by their inputs, but none by these modules' parameters."""
+    """Inside, these modules' parameters get no gradient; what is computed with them still has one by its inputs."""
     parameters = [value for module in modules for value in module.parameters() if value.requires_grad]
     for value in parameters:
         value.requires_grad_(False)

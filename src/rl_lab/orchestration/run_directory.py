@@ -37,6 +37,7 @@ _REPORTED_PACKAGES = (
     "ale-py",
     "dm-control",
     "mujoco",
+    "minatar",
     "minigrid",
 )
 

@@ -204,7 +204,7 @@ class PhaseScheduler:
     # Being told -------------------------------------------------------------------------------------------------------
 
     def advance(self, action: Action, *, steps: int = 0, updates: int = 0, finished: bool = True) -> None:
-        """`action` is done, and took so many env steps and updates. Where it is not `finished` it comes again."""
+        """`action` is done, after `steps` env steps and `updates` updates. Unless it is `finished`, it comes again."""
         self._pending = None
         p = self._now
         if steps:

@@ -45,6 +45,7 @@ def detail(run_id: str, folder: Path) -> dict[str, Any]:
         "commands": commands(run),
         "action_repeat": number(run.setting("environment.action_repeat")) or 1.0,
         "checkpoints": checkpoints(folder),
+        "has_report": (folder / "report.html").is_file(),
     }  # fmt: skip
 
 

@@ -102,7 +102,7 @@ class Workflow:
         self.restart(initial)
 
     def restart(self, initial: VectorStep) -> None:
-        """Stand at this step of the training environments, without memory."""
+        """Go on from this step of the training environments, without memory."""
         self._current = initial
         self._in_flight: np.ndarray | None = None  # the actions of a step that was sent and not received yet
         self._state = self.initial_state(len(initial.is_first))
@@ -110,7 +110,7 @@ class Workflow:
         self._acting_role: str | None = None  # of the controller that has this memory; None: the workflow itself
 
     def who_acts(self, role: str | None) -> Acts:
-        """Who acts where a phase or an evaluation names this role: a controller that can, else the workflow."""
+        """The actor for a role that a phase or an evaluation names: a controller that can act, else the workflow."""
         return self.context.controllers.acting(role) or self
 
     def collect_step(self, step: int, *, phase: PhaseView) -> CollectResult | None:
@@ -145,7 +145,7 @@ class Workflow:
         return result
 
     def _decide(self, result: CollectResult, phase: PhaseView) -> np.ndarray:
-        """Choose actions for where the environments stand; the record of it goes into `result`."""
+        """Choose actions for the present observations; the records of these decisions go into `result`."""
         current, names = self._current, self._field_names
         fields = {names[key]: value for key, value in current.observation.items()}
         if phase.controller_role == RANDOM_ROLE:
@@ -166,7 +166,7 @@ class Workflow:
         return action
 
     def _take_over(self, role: str | None) -> Acts:
-        """Who acts now. Somebody else than before begins without memory."""
+        """The actor of a role. When another one takes over, it starts without memory."""
         actor = self.who_acts(role)
         acting_role = None if actor is self else role
         if acting_role != self._acting_role:
@@ -179,7 +179,7 @@ class Workflow:
         self._arrive(self.context.train_envs.receive(), result)
 
     def _arrive(self, following: VectorStep, result: CollectResult) -> None:
-        """Stand at what the last decision led to; what it ended goes into `result`."""
+        """Take over what the last decision led to; episodes that it ended go into `result`."""
         self._decisions += 1
         np.add(self._episode_return, following.reward, out=self._episode_return)
         self._current, self._any_first = following, following.ended is not None

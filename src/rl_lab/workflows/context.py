@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +89,6 @@ class WorkflowContext:
     metrics: MetricsSink | None = None
     global_step: int = 0
     compile: bool = False  # training.compile resolved against the device
-    kernels: Literal["auto", "off"] = "auto"  # training.kernels
     overlap: bool = False  # the training environments step while updates run (training.overlap)
     autocast_dtype: torch.dtype | None = None  # bf16 compute on CUDA, None: float32
 
@@ -119,6 +118,13 @@ class WorkflowContext:
         """`with context.autocast():` is mixed precision as configured; parameters stay float32."""
         dtype = self.autocast_dtype or torch.bfloat16
         return partial(torch.autocast, self.device.type, dtype, enabled=self.autocast_dtype is not None)
+
+    @property
+    def planning_dtype(self) -> torch.dtype | None:
+        """That of the weights' copies that plans are computed with; None: there are none. float16 has the mantissa of
+        TF32 and takes half as long, so it is for a GPU where products may have short mantissas."""
+        short = self.autocast_dtype is not None or torch.get_float32_matmul_precision() != "highest"
+        return torch.float16 if short and self.device.type == "cuda" else None
 
 
 def _checked(place: str, part: Any, kind: type[Part], known: Iterable[str]) -> Part:

@@ -156,7 +156,7 @@ class DQN(Workflow):
         return memory | {"action": action}
 
     def epsilon(self, step: int) -> float:
-        """ε after so many env steps."""
+        """ε after `step` env steps."""
         share = min(1.0, step / self.epsilon_steps) if self.epsilon_steps else 1.0
         return self.epsilon_start + share * (self.epsilon_end - self.epsilon_start)
 

@@ -98,7 +98,7 @@ class Dreamer(WorldModelWorkflow):
         super()._bind_context(context)
         self.actor = context.controller("policy", Actor)
         self.critic = context.controller("critic", Critic)
-        if self.model_first and type(self).losses is not Dreamer.losses:
+        if self.model_first and not _is(self.losses, Dreamer.losses):
             raise ConfigError(
                 f"{type(self).__name__} overrides losses(), which model_first=true never calls: the model has made its "
                 "step before it dreams. Override world_model_losses, behaviour_losses or replay_losses, or set "
@@ -137,12 +137,15 @@ class Dreamer(WorldModelWorkflow):
         return self.target_critic == "slow"
 
     def _act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
-        if self.planner is None or mode == "train":
-            return super()._act(inputs, mode)
-        plan, latent = self._planned(inputs)
-        return {DECODED: self.codec.decode(plan.action), **self._state_after(plan, latent, inputs)}
+        if self.planner is not None and mode == "eval":
+            plan, latent = self._planned(inputs)
+            return {DECODED: self.codec.decode(plan.action), **self._state_after(plan, latent, inputs)}
+        with self.context.autocast():
+            latent = self._filtered_step(inputs)
+            action = self._choose_action(latent, mode=mode)
+        return self._decided(latent, action, inputs)
 
-    def _choose_action(self, latent: LatentState, *, mode: Mode) -> Tensor:
+    def _choose_action(self, latent: LatentState, *, mode: Mode) -> Float[Tensor, "envs action"]:
         """A sample while training; the likeliest action in an evaluation."""
         distribution = self.actor.distribution(self.actor(latent.features))
         return distribution.sample() if mode == "train" else distribution.mode()
@@ -328,7 +331,7 @@ class Dreamer(WorldModelWorkflow):
         elif copies_hold and plain_loop and self.gradient != "reinforce":
             self._dreams = DeferredDream(self.rssm, self.actor, dtype, Dream.of)
         super()._compile()
-        if self.context.device.type == "cuda" and type(self).losses is Dreamer.losses:
+        if self.context.device.type == "cuda":
             self._branch = Branch()
 
 

@@ -2,7 +2,7 @@
 
 The latents are categorical, with straight-through gradients, and the KL is balanced: the prior learns faster than the
 posterior. The actor learns by REINFORCE for discrete actions, through the dynamics for continuous ones, or by both; the
-values in its returns are those of a target critic, a copy renewed every so many updates.
+values in its returns are those of a target critic, a copy that is renewed at intervals (`slow_every`).
 """
 
 from __future__ import annotations

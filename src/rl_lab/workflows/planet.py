@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from rl_lab.components.planners.base import Planner
 from rl_lab.components.world_models.base import LatentState
 from rl_lab.errors import ConfigError
-from rl_lab.kernels.copies import planning_dtype
 from rl_lab.losses.returns import kl_beyond_free_nats
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.optimizers import Stepper
@@ -77,7 +76,7 @@ class PlaNet(WorldModelWorkflow):
         context.simulator.attach(self.model)
         self.planner.attach(context.simulator)
         if context.compile:
-            self.model.compile_blocks(planning_dtype(context.device, context.autocast_dtype))  # first: it may copy
+            self.model.compile_blocks(context.planning_dtype)  # first: it may copy
             self._compile()
 
     # Learning the model -----------------------------------------------------------------------------------------------
@@ -157,6 +156,3 @@ class PlaNet(WorldModelWorkflow):
             return (action + self.exploration * noise).clamp(-1.0, 1.0)
         random = torch.rand_like(action[:, :1]) < self.exploration
         return torch.where(random, self.planner.layout.uniform(noise), action)
-
-    def _choose_action(self, latent: LatentState, *, mode: Mode) -> Tensor:
-        raise NotImplementedError("PlaNet plans: it has no policy")

@@ -18,7 +18,6 @@ from rl_lab.components.encoders.tdmpc import TDMPCEncoder
 from rl_lab.components.planners.base import Plan, Planner
 from rl_lab.components.q_functions.ensemble import QEnsemble
 from rl_lab.errors import ConfigError, DataError
-from rl_lab.kernels.copies import planning_dtype
 from rl_lab.kernels.graphs import CapturedStep, compile_block
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.flat_adam import FlatAdam
@@ -87,7 +86,7 @@ class TDMPCBase(Workflow):
         }
         self._act_graphs: dict[tuple[Any, ...], CapturedStep] = {}
         if context.compile:
-            self.simulator.compile_blocks(planning_dtype(context.device, context.autocast_dtype))
+            self.simulator.compile_blocks(context.planning_dtype)
             if self.plans_are_of_one_length:
                 self.planner.compile_blocks()
             self._compile()

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from rl_lab.components.actions import ActionCodec
@@ -27,7 +26,7 @@ PLAN = "plan."  # prefix of what the planner remembers, in the agent's state
 
 
 class WorldModelActing(Workflow):
-    """Filters observations into latent states. A subclass chooses an action from a latent state, or plans there.
+    """Filters observations into latent states. A subclass says in `_act` how it chooses an action there, or plans it.
 
     With `stored_latents` each record keeps the latent state that the agent had there.
     """
@@ -49,10 +48,6 @@ class WorldModelActing(Workflow):
         """The embedding of an observation, as acting and planning need it."""
         return self.encoder(observation)
 
-    @abstractmethod
-    def _choose_action(self, latent: LatentState, *, mode: Mode) -> Float[Tensor, "envs action"]:
-        """An encoded action for each environment."""
-
     def initial_state(self, num_envs: int) -> AgentState:
         latent = self.rssm.initial(num_envs)
         planner = self.planner
@@ -70,12 +65,17 @@ class WorldModelActing(Workflow):
             outputs = self._act({name: value.to(self.context.device) for name, value in seen.items()} | state, mode)
         return outputs.pop(DECODED).cpu().numpy(), outputs
 
+    @abstractmethod
     def _act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
         """From observation and state to the action, as the environment takes it, and the next state."""
-        with self.context.autocast():
-            embed = self._embed(split_observation(inputs)[0])
-            latent, _ = self.rssm.observe_step(_latent(inputs), inputs["action"], embed)
-            action = self._choose_action(latent, mode=mode)
+
+    def _filtered_step(self, inputs: Mapping[str, Tensor]) -> LatentState:
+        """The latent state after the new observation."""
+        embed = self._embed(split_observation(inputs)[0])
+        return self.rssm.observe_step(_latent(inputs), inputs["action"], embed)[0]
+
+    def _decided(self, latent: LatentState, action: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs of `_act` for an encoded action; what a planner remembers stays as it is."""
         return {DECODED: self.codec.decode(action), **_agent_state(latent, action), **_plan_memory(inputs)}
 
     def _captured_act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:

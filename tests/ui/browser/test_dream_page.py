@@ -87,7 +87,7 @@ def test_settings_reach_the_model_and_stay_for_a_second_browser(
 def test_planner_and_its_plan(dream: Page, shots: Path) -> None:
     dream.get_by_role("button", name="Planner", exact=True).click()
     dream.get_by_label("show what a planner considers").check()
-    expect(dream.get_by_label("Plan", exact=True)).to_contain_text("looks", timeout=60_000)
+    expect(dream.get_by_label("Plan", exact=True)).to_contain_text("looked", timeout=60_000)
     dream.get_by_role("button", name="Step", exact=True).click()
     wait_for(lambda: moment(dream) == 1, 20, "a planned step")
     photograph(dream, shots, "dream-plan")

@@ -32,8 +32,8 @@ export function PlanFan({ plan, entry, change, hello }: { plan: Plan; entry: str
   return (
     <section aria-label="Plan">
       <h2>What the planner considered</h2>
-      <p class="quiet">{plan.planner} looks {plan.tree ? `at ${plan.tree.nodes.length - 1} of its tree's nodes here` : `${plan.horizon} steps ahead`} and expects {short(plan.expected)}.{" "}
-        {plan.tree ? "Thick: visited often, orange: the way it would go." : <>Grey: candidates, green: the best of them, orange: the plan. Candidates were worth {short(plan.worst)} to {short(plan.best)}.</>}</p>
+      <p class="quiet">{plan.planner} {plan.tree ? "searched a tree of futures" : `looked ${plan.horizon} steps ahead`} and expects {short(plan.expected)}.{" "}
+        {plan.tree ? `Drawn: ${plan.tree.nodes.length - 1} steps that it tried. Thick: tried often, orange: the way it would go.` : <>Grey: candidates, green: the best of them, orange: the plan. Candidates were worth {short(plan.worst)} to {short(plan.best)}.</>}</p>
       {plan.tree ? <TreeList tree={plan.tree} hello={hello} /> : <>
         <label class="field"><span>drawn</span><select value={key} onChange={(event) => change(event.currentTarget.value)}>
           {Object.keys(plan.paths).map((name) => <option value={name}>{pathName(name, hello.names)}</option>)}</select></label>

@@ -2,7 +2,7 @@
 
 export type Moment = {
   id: number; parent: number | null; time: number; since: number; driver: string; action: number[] | null;
-  real: { reward: number; ended: boolean; terminal: boolean } | null;
+  real: { reward: number | null; ended: boolean; terminal: boolean } | null;
   dream_reward: number | null; continuation: number | null; value: number | null; surprise: number | null;
   error: number | null; baseline: number | null; seen: number[] | null; dreamed: number[];
 };

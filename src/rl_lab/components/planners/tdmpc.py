@@ -17,7 +17,7 @@ from rl_lab.kernels.graphs import compile_block
 from rl_lab.simulation.simulator import ModelState
 from rl_lab.specs import ActionSpec
 
-MANY_ACTIONS = 20  # from so many action entries on, TD-MPC2 makes two more iterations
+MANY_ACTIONS = 20  # with this many action entries or more, TD-MPC2 makes two more iterations
 
 
 class TDMPCPlanner(Planner):

@@ -20,7 +20,7 @@ from rl_lab.specs import ActionSpec, ObservationSpec
 from rl_lab.ui.dream.model import DreamModel
 from rl_lab.ui.dream.tape import Moment
 
-LISTED = 200  # episodes that are offered, the newest
+LISTED = 1000  # episodes that are offered, the newest
 RECORDINGS = "recordings"  # folder in the run
 STANDARD = ("action", "reward", "is_first", "is_last", "is_terminal")
 

@@ -46,7 +46,7 @@ def describe_plan(
     description: dict[str, Any] = {
         "planner": type(planner).__name__,
         "horizon": planner.horizon,
-        "expected": float(plan.value[0]),
+        "expected": float(plan.value[0].nan_to_num()),
         "best": float(finite.max()) if len(finite) else None,
         "worst": float(finite.min()) if len(finite) else None,
         "kinds": kinds,
@@ -66,7 +66,12 @@ def describe_plan(
 def _tree(plan: SearchPlan) -> dict[str, Any]:
     """The nodes of a search tree that were visited most: parent, action, visits and mean return of the edge to each."""
     tree = plan.search.tree
-    root: dict[str, Any] = {"parent": None, "action": -1, "visits": tree.size, "value": float(tree.value[0, 0])}
+    root: dict[str, Any] = {
+        "parent": None,
+        "action": -1,
+        "visits": tree.size,
+        "value": float(tree.value[0, 0].nan_to_num()),
+    }
     nodes, numbers = [root], {0: 0}
     parents, taken = tree.parent[0].tolist(), tree.parent_action[0].tolist()
     edges = [(int(tree.visits[0, parents[node], taken[node]]), node) for node in range(1, tree.size)]
@@ -75,7 +80,7 @@ def _tree(plan: SearchPlan) -> dict[str, Any]:
         if parent not in numbers:
             continue
         numbers[node] = len(nodes)
-        value = float(tree.returns[0, parent, action]) / max(visits, 1)
+        value = float(tree.returns[0, parent, action].nan_to_num()) / max(visits, 1)
         nodes.append({"parent": numbers[parent], "action": action, "visits": visits, "value": value})
     return {"nodes": nodes}
 

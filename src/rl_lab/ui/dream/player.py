@@ -12,7 +12,7 @@ from rl_lab.errors import ConfigError, RLLabError
 from rl_lab.ui.dream import episodes
 from rl_lab.ui.dream.checks import action_of, number, one_of, whole
 from rl_lab.ui.dream.legend import action_legend, observation_names
-from rl_lab.ui.dream.messages import header_of, shown
+from rl_lab.ui.dream.messages import header_of, shown, state_of
 from rl_lab.ui.dream.model import DreamModel
 from rl_lab.ui.dream.plans import plan_message
 from rl_lab.ui.dream.session import DreamSession
@@ -77,7 +77,7 @@ class Player:
             },
             [],
         )
-        yield self._state(), []
+        yield state_of(self), []
         moments = session.tape.moments
         for start in range(0, len(moments), CHUNK):
             chunk = [header_of(moment) for moment in moments[start : start + CHUNK]]
@@ -105,14 +105,14 @@ class Player:
         except OSError as error:  # a run may be deleted, or a disk be full, at any time
             text = f"A file of the run cannot be used: {error.filename or self.folder}: {error.strerror or error}."
         self.playing = False
-        return [({"type": "trouble", "text": text}, []), (self._state(), [])]
+        return [({"type": "trouble", "text": text}, []), (state_of(self), [])]
 
     def _advance(self) -> Iterator[Message]:
         session = self.session
         action = session.drivers.choose(self._own_action())
         if action is None:
             self.playing = False
-            yield self._state(), []
+            yield state_of(self), []
             return
         moment = session.step(action)
         session.drivers.remember(moment)
@@ -121,7 +121,7 @@ class Player:
         yield self._with_pictures(moment, "moment")
         if moment.real is not None and moment.real.has_ended and session.options.world != "dream":
             self.playing = False
-            yield self._state(), []
+            yield state_of(self), []
 
     def _own_action(self) -> np.ndarray | None:
         if self.session.options.driver != "you" or self.held is not None:
@@ -142,10 +142,10 @@ class Player:
         messages: list[Message] = []
         if not self.folder.is_dir():
             text = f"{GONE} The dream goes on with the model that it has loaded."
-            messages = [({"type": "trouble", "text": text}, []), (self._state(), [])]
+            messages = [({"type": "trouble", "text": text}, []), (state_of(self), [])]
         elif self.follows and steps and steps[-1] != self.model.checkpoint:
             messages = self.command({"type": "checkpoint", "name": steps[-1], "follow": True})
-        return messages or [(self._state(), [])]
+        return messages or [(state_of(self), [])]
 
     # Commands ---------------------------------------------------------------------------------------------------------
 
@@ -171,12 +171,14 @@ class Player:
             self.session.restart(record=self.stored[index].read(keys))
             self.session.options.driver = "recorded"
         yield {"type": "cleared"}, []
+        if self.session.options.shows_plan:
+            yield from self._plan(self.session.current)
         yield self._with_pictures(self.session.current, "moment")
-        yield self._state(), []
+        yield state_of(self), []
 
     def _do_play(self, command: dict[str, Any]) -> Iterator[Message]:
         self.playing = bool(command.get("on"))
-        yield self._state(), []
+        yield state_of(self), []
 
     def _do_step(self, command: dict[str, Any]) -> Iterator[Message]:
         """One step now: of the driver, or with an action of the command's own."""
@@ -189,7 +191,7 @@ class Player:
             yield self._with_pictures(moment, "moment")
         else:
             yield from self._advance()
-        yield self._state(), []
+        yield state_of(self), []
 
     def _do_input(self, command: dict[str, Any]) -> Iterator[Message]:
         """The keys that are held now, as an action, or none. Whoever presses one takes over, and time goes on."""
@@ -199,12 +201,12 @@ class Player:
         self.last_held, self.input_id = self.held, whole(command.get("id"), 0, 0, 2**53)
         if not self.playing or self.session.options.driver != "you":
             self.playing, self.session.options.driver = True, "you"
-            yield self._state(), []
+            yield state_of(self), []
 
     def _do_goto(self, command: dict[str, Any]) -> Iterator[Message]:
         self.playing = False
         moment = self.session.go_back(whole(command.get("moment"), -1, -1, 10**9))
-        yield self._state(), []
+        yield state_of(self), []
         if self.session.options.shows_plan:
             yield from self._plan(moment)
         yield self._with_pictures(moment, "frame")
@@ -212,7 +214,7 @@ class Player:
     def _do_look(self, command: dict[str, Any]) -> Iterator[Message]:
         """Open the model's eyes."""
         yield self._with_pictures(self.session.look_now(), "moment")
-        yield self._state(), []
+        yield state_of(self), []
 
     def _do_set(self, command: dict[str, Any]) -> Iterator[Message]:
         """Any of world, driver, planner, horizon, temperature, member, fps, idle, plan."""
@@ -233,7 +235,7 @@ class Player:
             options.shows_plan = bool(command["plan"])
         if options.shows_plan and ("plan" in command or "planner" in command):
             yield from self._plan(self.session.current)
-        yield self._state(), []
+        yield state_of(self), []
 
     def _do_checkpoint(self, command: dict[str, Any]) -> Iterator[Message]:
         """Dream with the weights of another checkpoint: the current moment's past is seen anew with them."""
@@ -244,10 +246,12 @@ class Player:
                 if name not in checkpoints(self.folder):
                     raise ConfigError(f"There is no checkpoint '{name}' any more.")
                 self.models[name] = DreamModel.load(self.folder / "checkpoints" / name, trust=self.trust)
+            simulator, other = self.model.simulator, self.models[name].simulator
+            other.temperature, other.member = simulator.temperature, simulator.member
             self.session.change_model(self.models[name])
             yield {"type": "cleared"}, []
             yield from self.greeting()
-        yield self._state(), []
+        yield state_of(self), []
 
     def _do_episodes(self, command: dict[str, Any]) -> Iterator[Message]:
         """The replayed episodes to begin from."""
@@ -279,38 +283,9 @@ class Player:
             state = self.session.drivers.state_to_plan_from(moment)
             yield plan_message(self.model, state, moment, self.session.options.planner, self.session.painter)
 
-    def _state(self) -> dict[str, Any]:
-        options, simulator = self.session.options, self.model.simulator
-        return {
-            "type": "state",
-            "playing": self.playing,
-            "current": self.session.current.number,
-            "fps": self.fps,
-            "idle": self.idle,
-            "world": options.world,
-            "driver": options.driver,
-            "planner": options.planner,
-            "horizon": options.horizon,
-            "plan": options.shows_plan,
-            "temperature": simulator.temperature,
-            "member": simulator.member,
-            "seed": self.session.seed,
-            "episode": self.session.episode,
-            "context": self.session.context,
-            "from_record": self.session.record is not None,
-            "checkpoint": self.model.checkpoint,
-            "checkpoints": sorted({*self.known_checkpoints, *self.models}, key=_checkpoint_order),
-            "follows": self.follows,
-        }
-
     def _with_pictures(self, moment: Moment, kind: str) -> Message:
         """A moment with its pictures; the newest key press that it answers goes with it."""
         header, pictures = shown(moment, kind)
         if self.input_id is not None:
             header["input"], self.input_id = self.input_id, None
         return header, pictures
-
-
-def _checkpoint_order(name: str) -> tuple[bool, int]:
-    digits = name.removeprefix("step-")
-    return (not digits.isdigit(), int(digits) if digits.isdigit() else 0)
