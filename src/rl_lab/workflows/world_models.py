@@ -102,9 +102,7 @@ class WorldModels(Workflow):
             context.make_envs, num_envs=min(self.evolution_envs, self.strategy.population * self.episodes),
             dynamics=self.dynamics, control=self._control, codec=self.codec, seed=context.seed, patience=self.patience,
         )  # fmt: skip
-        self.dreamed_game = DreamedGame(
-            self.simulator, policy=self.policy, codes=self.codes, horizon=self.dream_horizon
-        )
+        self.dreamed_game = DreamedGame(self.simulator, self.policy, self.codes, horizon=self.dream_horizon)
         check_dreams(context.config, dream=self.dream, dynamics=self.dynamics)
         if context.optimizers:
             trains = self.representation.trains
@@ -147,8 +145,8 @@ class WorldModels(Workflow):
 
     def batch_spec(self) -> BatchSpec:
         """Sequences for M. Their frames are not read: what `encode` wrote is enough."""
-        fields = (MEAN, LOG_VARIANCE)
-        return BatchSpec(self.sequences, self.sequence_length, fields=fields, device=str(self.context.device))
+        codes, device = (MEAN, LOG_VARIANCE), str(self.context.device)
+        return BatchSpec(self.sequences, self.sequence_length, fields=codes, device=device)
 
     def phase_batch_spec(self, phase: PhaseView) -> BatchSpec:
         if phase.options.get("model") != "V":
@@ -158,20 +156,16 @@ class WorldModels(Workflow):
     def update_world_model(self, batch: SequenceBatch, *, phase: PhaseView) -> Metrics:
         """One gradient step of V or M, as the phase's `options.model` says."""
         if phase.options.get("model") == "V":
-            losses, optimizer = self.representation.losses(batch.observation), self.vision_optimizer
+            name, optimizer, losses = "v", self.vision_optimizer, self.representation.losses(batch.observation)
         else:
-            losses, optimizer = self.memory_losses(batch), self.memory_optimizer
+            name, optimizer, losses = "m", self.memory_optimizer, self.memory_losses(batch)
         assert optimizer is not None
         total = losses.pop("total")
         optimizer.zero_grad()
         total.backward()
         optimizer.step(loss=total)
-        name = "v" if phase.options.get("model") == "V" else "m"
-        metrics: dict[str, Any] = {
-            f"loss/{name}": total.detach(),
-            f"optimizer/{name}_grad_norm": optimizer.last_grad_norm,
-        }
-        return metrics | {f"loss/{name}_{part}": value.detach() for part, value in losses.items()}
+        metrics = {f"loss/{name}_{part}": value.detach() for part, value in losses.items()}
+        return metrics | {f"loss/{name}": total.detach(), f"optimizer/{name}_grad_norm": optimizer.last_grad_norm}
 
     def batch_losses(self, batch: SequenceBatch) -> Mapping[str, Tensor]:
         return self.memory_losses(batch) if MEAN in batch.extras else self.representation.losses(batch.observation)
@@ -288,8 +282,7 @@ class WorldModels(Workflow):
         if not images:
             return []
         pictures = code_pictures(self.representation, batch, images[0])
-        starts = self.codes.starts.mean
-        if len(starts):
+        if len(starts := self.codes.starts.mean):
             start = DreamState(starts[:1], *self.dynamics.initial(1))
             pictures.append(dream_film(self.simulator, self.policy, start, images[0]))
         return pictures

@@ -65,7 +65,7 @@ class Game:
 class DreamedGame:
     """Episodes in M alone: from a first frame of the game on, with an empty memory, at most `horizon` steps."""
 
-    def __init__(self, simulator: MDNSimulator, *, policy: FlatController, codes: Codes, horizon: int) -> None:
+    def __init__(self, simulator: MDNSimulator, policy: FlatController, codes: Codes, *, horizon: int) -> None:
         self.simulator, self.policy, self.codes, self.horizon = simulator, policy, codes, horizon
 
     @torch.no_grad()
