@@ -25,7 +25,7 @@ from rl_lab.components.dynamics.mdn_rnn import MDNRNN, MemoryState, Prediction
 from rl_lab.components.evolution.base import EvolutionStrategy
 from rl_lab.components.evolution.trials import Trials
 from rl_lab.components.representations.base import Representation
-from rl_lab.components.representations.conv_vae import gaussian_kl
+from rl_lab.components.representations.conv_vae import ACTIVE_KL, gaussian_kl
 from rl_lab.errors import ConfigError
 from rl_lab.losses.forecasts import forecast_quality
 from rl_lab.metrics.values import Metrics
@@ -40,7 +40,6 @@ from rl_lab.workflows.world_models_pictures import code_pictures, dream_film, op
 from rl_lab.workflows.world_models_play import DreamedGame, Game
 
 DREAM_EPISODES = 100  # that `evaluate_dream` plays
-ACTIVE_KL = 0.05  # nats: a dimension with less carries nothing
 
 
 class WorldModels(Workflow):
