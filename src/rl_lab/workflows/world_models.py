@@ -66,11 +66,11 @@ class WorldModels(Workflow):
         temperature: float = 1.0,  # of the dream: above 1 it is less certain, and harder to cheat
         dream_horizon: int = 1_000,
     ) -> None:
-        if min(frames, sequences, encode_records, episodes, evolution_envs, dream_horizon) < 1 or sequence_length < 2:
-            raise ConfigError(
-                "frames, sequences, encode_records, episodes, evolution_envs and dream_horizon must be at least 1, "
-                f"sequence_length at least 2 (got {sequence_length})."
-            )
+        counts = {"frames": frames, "sequences": sequences, "encode_records": encode_records, "episodes": episodes}
+        counts |= {"evolution_envs": evolution_envs, "dream_horizon": dream_horizon, "sequence_length": sequence_length}
+        for name, count in counts.items():
+            if count < (least := 2 if name == "sequence_length" else 1):
+                raise ConfigError(f"{name}={count}: expected at least {least}.")
         if temperature < 0.0:
             raise ConfigError(f"temperature={temperature}: expected 0 (no chance at all) or more.")
         self.frames, self.sequences, self.sequence_length = frames, sequences, sequence_length
