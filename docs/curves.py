@@ -69,13 +69,10 @@ def _panel(name: str, result: dict[str, Any], reference: Published) -> Panel:
     scored: list[Series] = []
     training: list[Series] = []
     for row in result["rows"]:
-        with (RESULTS / row["curve"]).open(encoding="utf-8") as file:
-            curve = list(csv.DictReader(file))
-        frames, returns = _column(curve, "collect/episode_return")
+        frames, returns = episodes(row)
         first = not scored
         training.append(Series(frames, returns, "episodes while training" if first else None, width=0.8, alpha=0.35))
-        frames, returns = _column(curve, "eval/return_mean")
-        frames, returns = [*frames, row["frames"]], [*returns, row["return_mean"]]
+        frames, returns = evaluations(row)
         scored.append(Series(frames, returns, "evaluations, each seed" if first else None, kind="both", width=1.2))
     series = training + scored
     end = 1.3 * max(row["frames"] for row in result["rows"])
@@ -83,6 +80,19 @@ def _panel(name: str, result: dict[str, Any], reference: Published) -> Panel:
     if shown:
         series.append(Series(list(shown), list(shown.values()), _label(reference), colour=PUBLISHED, kind="dots"))
     return Panel(series, title=name, x_label="frames", y_label="return")
+
+
+def evaluations(row: dict[str, Any]) -> tuple[list[int], list[float]]:
+    """Frames and returns of a seed's evaluations while training, and of the fresh episodes at the end."""
+    with (RESULTS / row["curve"]).open(encoding="utf-8") as file:
+        frames, returns = _column(list(csv.DictReader(file)), "eval/return_mean")
+    return [*frames, row["frames"]], [*returns, row["return_mean"]]
+
+
+def episodes(row: dict[str, Any]) -> tuple[list[int], list[float]]:
+    """Frames and returns of a seed's episodes while training."""
+    with (RESULTS / row["curve"]).open(encoding="utf-8") as file:
+        return _column(list(csv.DictReader(file)), "collect/episode_return")
 
 
 def _label(reference: Published) -> str:

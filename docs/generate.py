@@ -16,11 +16,12 @@ from statistics import fmean
 from typing import Any
 
 from beside import atari_table as atari_scores_table
-from beside import control_table
+from beside import control_table, draw_control, minatar_table
 from curves import curves_table, draw_curves, published
 from planning_tables import detour_table, diffusion_planner_table, point_maze_table
 from scaling_tables import costs_table, scaling_table
-from scores import RELIABILITY, scores_table
+from scores import RELIABILITY, findings, scores_by_family, scores_table
+from ui_tables import ui_table
 from world_models_tables import backends_table, car_racing_table, generation_table, temperature_table
 
 from rl_lab.environments.settings import AtariSettings, EnvironmentSettings
@@ -38,6 +39,7 @@ def main() -> None:
         path.write_text(filled(text), encoding="utf-8")
     for page in published():
         draw_curves(page)
+    draw_control()
 
 
 def filled(text: str) -> str:
@@ -56,8 +58,11 @@ def contents() -> dict[str, str]:
     sections: dict[str, type] = {**SECTIONS, "environment": EnvironmentSettings, "atari": AtariSettings}
     parts = {f"settings {name}": settings_table(cls) for name, cls in sections.items()}
     speed = ROOT / "results" / "speed"
-    parts |= {"scores": scores_table(ROOT / "results"), "scores marked": scores_table(ROOT / "results", marked=True)}
+    results = ROOT / "results"
+    parts |= {"scores": scores_table(results), "scores by family": scores_by_family(results)}
+    parts |= {"findings": findings(results)}
     parts |= {"speed": speed_table(speed), "beside control": control_table(), "beside atari": atari_scores_table()}
+    parts |= {"minatar": minatar_table()}
     parts |= {f"curves {page}": curves_table(page) for page in published()}
     parts |= {"speed cpu": cpu_table(speed / "dreamer_v3_cpu.json")}
     parts |= {"ablation": ablation_table(speed / "ablation.json")}
@@ -80,7 +85,7 @@ def contents() -> dict[str, str]:
     }
     parts |= {"reliability": reliability_table(ROOT / "results" / RELIABILITY)}
     parts |= {"scaling": scaling_table(speed / "scaling.json"), "scaling costs": costs_table(speed / "scaling.json")}
-    parts |= {"soak": soak_table(ROOT / "results" / "soak")}
+    parts |= {"soak": soak_table(ROOT / "results" / "soak"), "speed ui": ui_table(speed / "ui.json")}
     return parts | {"cartpole": experiment_file("dreamer_v3_cartpole")}
 
 

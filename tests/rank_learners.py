@@ -1,9 +1,11 @@
-"""Learners that are fed the same batches by one process or, half by half, by two ranks: as a module it is a rank."""
+"""Learners that are fed the same batches by one process or, half by half, by two ranks: as a module it is a rank, which
+then takes part in the runs that it is told of."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from rl_lab import ranks
 from rl_lab.experiment import shares
 from rl_lab.experiment.build import build
 from rl_lab.experiment.prepare import prepare
+from rl_lab.experiment.train import run_training
 from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.records import Batch, Rollout, RolloutBatch, SequenceBatch
 from rl_lab.workflows.context import PhaseView
@@ -153,15 +156,18 @@ def action(context: Any, lead: tuple[int, ...], draws: torch.Generator) -> Tenso
     return torch.rand(*lead, *spec.shape, generator=draws) * 2.0 - 1.0
 
 
-def main(folder: Path, updates: int) -> None:
-    """Learn as one of two ranks, all algorithms in turn."""
+def main(folder: Path, updates: int, runs: list[list[str]]) -> None:
+    """Learn as one of two ranks, all algorithms in turn; then train by these overrides."""
     torch.set_num_threads(1)
     ranks.join()
     COMMON.append(f"training.devices={ranks.count()}")
-    results = {name: learn(name, folder, updates) for name in LEARNERS}
-    torch.save(results, folder / f"rank-{ranks.rank()}.pt")
+    if updates:
+        results = {name: learn(name, folder, updates) for name in LEARNERS}
+        torch.save(results, folder / f"rank-{ranks.rank()}.pt")
+    for words in runs:
+        assert run_training(words).code == 0
     ranks.leave()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))

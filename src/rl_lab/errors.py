@@ -37,9 +37,10 @@ class NonFiniteError(RLLabError):
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """' Did you mean 'x'?' for the closest valid name, or the list of valid names where none is close."""
+    """' Did you mean 'x'?' for the closest valid name, or the only one that begins so, or the list of valid names."""
     names = sorted(set(map(str, valid)))
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    longer = [valid_name for valid_name in names if len(str(name)) > 2 and valid_name.startswith(str(name))]
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6) or longer[: len(longer) == 1]
     if close:
         return f" Did you mean '{close[0]}'?"
     return f" Valid names: {', '.join(names)}." if names else ""

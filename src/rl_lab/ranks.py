@@ -8,7 +8,7 @@ A process alone takes no part in any of this: every function hands back what it 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -77,9 +77,6 @@ def leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     _count, _rank, several = 1, 0, False
-
-
-several = False  # whether there are others; what runs in every update looks here before it calls
 
 
 # Tensors --------------------------------------------------------------------------------------------------------------
@@ -178,6 +175,24 @@ def wait_for_all() -> None:
     """Go on when every rank has come here."""
     if _count > 1:
         highest(0.0)
+
+
+# What was saved -------------------------------------------------------------------------------------------------------
+
+
+def dealt(parts: Sequence[Any], own: slice) -> Any:
+    """Of what the ranks of a checkpoint saved for their environments, the part of the environments `own`, counted over
+    all ranks. `parts`: one of each rank, tensors or lists with a row for each environment, or dicts of those."""
+    import torch
+
+    first = parts[0]
+    if first is None:
+        return None
+    if isinstance(first, Mapping):
+        return {key: dealt([part[key] for part in parts], own) for key in first}
+    if isinstance(first, torch.Tensor):
+        return torch.cat(list(parts))[own].clone()
+    return [row for part in parts for row in part][own]
 
 
 def _call(function: Any, *arguments: Any) -> None:

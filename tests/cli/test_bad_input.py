@@ -39,9 +39,18 @@ BAD_TRAINING = {
     "misspelt value": (["environment.backend=proces"], ["environment.backend", "'process'"]),
     "misspelt choice": (["training.on_nonfinite=skipp"], ["training.on_nonfinite", "'skip'"]),
     "misspelt group option": (["environment=atary"], ["environment=atary", "'atari'"]),
+    "first letters of a section": (["env=CartPole-v1"], ["'env'", "'environment'"]),
+    "environment for its group": (["environment=CartPole-v1"], ["environment.id=CartPole-v1"]),
+    "word that is no experiment": (["resume"], ["'resume'", "training.resume_path=RUN"]),
+    "misspelt experiment without its key": (["dreamer_v3_cartpol"], ["+experiment=dreamer_v3_cartpole"]),
     "misspelt device": (["experiment.device=cude"], ["experiment.device=cude", "'cuda'"]),
     "name that leads out": (["experiment.name=../../x"], ["experiment.name='../../x'", "run_root"]),
     "name that is a path": (["experiment.name=/tmp/x"], ["experiment.name='/tmp/x'", "run_root"]),
+    "best by a metric that no evaluation reports": (
+        ["checkpoint.best=eval/retrun_mean"],
+        ["checkpoint.best", "eval/retrun_mean", "'eval/return_mean'"],
+    ),
+    "runs below a file": (["run_root=/dev/null"], ["run_root=/dev/null", "cannot be made"]),
     "number for a group": (["environment=7"], ["environment=7", "there is no such environment"]),
     "nothing for a group": (["workflow=null"], ["workflow=null", "there is no such workflow"]),
     "text for arguments": (['environment.kwargs="1"'], ["environment.kwargs", "mapping", "'1'"]),
@@ -300,6 +309,13 @@ def test_an_override_that_is_not_safe_on_resume(rl_lab: Command, random_run: Pat
 def test_wrong_arguments(rl_lab: Command, random_run: Path, arguments: list[str], words: list[str]) -> None:
     """Commands, kinds, experiments and seeds get the same treatment as settings."""
     check(rl_lab(*(str(random_run) if word == "RANDOM_RUN" else word for word in arguments)), *words)
+
+
+def test_a_run_that_is_not_named(rl_lab: Command) -> None:
+    """What is asked for is what is missing."""
+    _, _, errors = rl_lab("eval")
+    assert "required: RUN" in errors
+    assert "key=value" not in errors.splitlines()[-1]
 
 
 def test_an_option_that_does_not_exist(rl_lab: Command) -> None:

@@ -32,6 +32,15 @@ def test_every_command_has_help_with_an_example(rl_lab: Command, name: str) -> N
     assert f"example:\n  rl-lab {name}" in output
 
 
+@pytest.mark.parametrize("console", ["plain", "off"])
+def test_a_training_speaks_before_it_imports(rl_lab: Command, console: str) -> None:
+    """Seconds pass before the plan is there; a quiet run stays quiet. What is wrong is told all the same."""
+    code, output, errors = rl_lab("train", f"logging.console={console}", "experiment.sed=1")
+    assert code == 2
+    assert errors.count("\n") == 1
+    assert output.startswith("Loading") == (console == "plain")
+
+
 def test_light_commands_import_nothing_heavy() -> None:
     """--help and list answer at once: neither torch nor Hydra is loaded."""
     script = (

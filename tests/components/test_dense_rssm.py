@@ -23,6 +23,8 @@ from torch import Tensor
 from rl_lab.components.world_models.base import StateSpaceModel
 from rl_lab.components.world_models.dense_rssm import DenseCategoricalRSSM, GaussianRSSM
 
+PUBLISHED = {"deter": 200, "hidden": 200, "stoch": 30}  # of PlaNet and Dreamer v1
+
 
 @pytest.fixture(params=FORMS)
 def form(request: pytest.FixtureRequest) -> str:
@@ -181,27 +183,27 @@ def test_deviation_of_v2s_normal_latents() -> None:
     [
         # input layer, GRU (two gates and the candidate), prior, posterior; embed 1024, 6 actions.
         (
-            lambda: GaussianRSSM(embed_size=1024, action_size=6),
+            lambda: GaussianRSSM(embed_size=1024, action_size=6, **PUBLISHED),
             (36 * 200 + 200) + 3 * (400 * 200 + 200) + (200 * 200 + 200) + (1224 * 200 + 200) + 2 * (200 * 60 + 60),
         ),
         # torch's GRU has two biases a gate.
         (
             lambda: GaussianRSSM(
-                embed_size=1024, action_size=6, cell="reset_after", style="dreamer_v1", separate_std=False
+                embed_size=1024, action_size=6, **PUBLISHED, cell="reset_after", style="dreamer_v1", separate_std=False
             ),
             (36 * 200 + 200) + 3 * (400 * 200 + 400) + (200 * 200 + 200) + (1224 * 200 + 200) + 2 * (200 * 60 + 60),
         ),
         # Atari: h and hidden layers 600, 32 × 32; scale and offset of the GRU's norm.
         (
-            lambda: DenseCategoricalRSSM(embed_size=1536, action_size=18),
+            lambda: DenseCategoricalRSSM(embed_size=1536, action_size=18, deter=600, hidden=600, groups=32, classes=32),
             (1042 * 600 + 600) + (1200 * 1800 + 3 * 1800) + (600 * 600 + 600) + (2136 * 600 + 600)
             + 2 * (600 * 1024 + 1024),
         ),
         # size S of 2023: no bias before a norm, a learned initial state.
         (
             lambda: DenseCategoricalRSSM(
-                embed_size=512, action_size=6, deter=512, hidden=512, style="dreamer_v3_2023", unimix=0.01,
-                learned_initial=True,
+                embed_size=512, action_size=6, deter=512, hidden=512, groups=32, classes=32, style="dreamer_v3_2023",
+                unimix=0.01, learned_initial=True,
             ),
             (1030 * 512 + 1024) + (1024 * 1536 + 2 * 1536) + (512 * 512 + 1024) + (1024 * 512 + 1024)
             + 2 * (512 * 1024 + 1024) + 512,
@@ -216,7 +218,7 @@ def test_parameter_counts(build, by_hand: int) -> None:
 
 def test_how_weights_begin() -> None:
     """Glorot-uniform layers with zero biases; PlaNet's gates at 1; v1's recurrent kernel orthogonal."""
-    planet, first = GaussianRSSM(embed_size=64, action_size=6), FORMS["dreamer_v1"]()
+    planet, first = GaussianRSSM(embed_size=64, action_size=6, **PUBLISHED), FORMS["dreamer_v1"]()
     limit = (6.0 / (64 + 200 + 200)) ** 0.5
     weight = planet.posterior_head.trunk[0].linear.weight
     assert 0.99 * limit < weight.abs().max() <= limit
@@ -233,3 +235,18 @@ def test_latents_come_back_from_the_replay(model: StateSpaceModel) -> None:
     back = model.from_stored(model.to_stored(state))
     torch.testing.assert_close(back.deter, state.deter, atol=2e-3, rtol=2e-3)
     torch.testing.assert_close(back.stoch, state.stoch, atol=2e-3, rtol=2e-3)
+
+
+def test_a_changed_gru_cell_is_what_runs_on_a_gpu_too() -> None:
+    """There its gates are computed one by one, which holds for torch's own cell alone."""
+
+    class MyCell(torch.nn.GRUCell):
+        pass
+
+    cell = make_model("dreamer_v1").cell
+    assert cell.is_torchs_own
+    hook = cell.cell.register_forward_hook(lambda *_: None)
+    assert not cell.is_torchs_own
+    hook.remove()
+    cell.cell = MyCell(HIDDEN, DETER)
+    assert not cell.is_torchs_own

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from tests.components.planner_models import CONTINUOUS, ValuedPull
 
 from rl_lab.components.planners.action_layout import ActionLayout
 from rl_lab.components.planners.mcts import MCTS
-from rl_lab.components.planners.search_rules import PUCT, halving_schedule, mixed_value
+from rl_lab.components.planners.search_rules import PUCT, GumbelRule, halving_schedule, mixed_value
 from rl_lab.components.planners.search_tree import Edges
 from rl_lab.errors import ConfigError, DataError
 from rl_lab.simulation.simulator import SimulatedStep, Simulator
@@ -81,6 +83,15 @@ def test_sequential_halving_and_the_mixed_value_are_the_published_ones() -> None
     assert halving_schedule(16, 32) == [0] * 16 + [1] * 8 + [2] * 4 + [3] * 4
     assert float(mixed_value(edges([3, 0], [3, 0], [0.5, 0.5]))) == pytest.approx(0.75)
     assert float(mixed_value(edges([0, 0], [0, 0], [0.5, 0.5], value=2.0))) == 2.0
+
+
+def test_with_known_bounds_actions_of_equal_worth_keep_their_prior() -> None:
+    """Returns 0.02 apart are all and nothing within the node, and a hundredth of the range of a game."""
+    pair, noise = edges([2, 2], [0.04, 0.0], [0.5, 0.5]), torch.zeros(1, 2)
+    within = GumbelRule(noise=noise, simulations=8).improved(pair)
+    assert within[0, 0] == pytest.approx(1.0 / (1.0 + math.exp(-5.2)))
+    known = GumbelRule(noise=noise, simulations=8, bounds=(-1.0, 1.0)).improved(pair)
+    assert known[0, 0] == pytest.approx(1.0 / (1.0 + math.exp(-0.052)))
 
 
 @pytest.mark.parametrize("rule", ["puct", "gumbel"])
@@ -166,6 +177,7 @@ def test_a_model_without_value_or_policy_needs_to_be_told_what_to_do() -> None:
         ({"simulations": 0}, "simulations=0"),
         ({"players": 3}, "players=3"),
         ({"noise_share": 2.0}, "noise_share"),
+        ({"value_bounds": (1.0, 1.0)}, "value_bounds"),
         ({"sampled_actions": 1}, "sampled_actions=1"),
         ({"action": CONTINUOUS}, "sampled_actions=20"),
     ],

@@ -72,6 +72,34 @@ def test_whole_sequences_equal_single_steps(window, remembered):
         close(fast, plain)
 
 
+class LooksAtH(TransformerSSM):
+    """A posterior q(z | h, e), as the recurrent models have."""
+
+    def posterior(self, deter, embed):
+        return super().posterior(deter, embed) + 10.0 * deter[..., :1, None]
+
+
+def test_a_posterior_that_looks_at_h_is_given_h(sequence):
+    """Then no pass over all steps stands in for the loop."""
+    model = make_model()
+    model.__class__ = LooksAtH
+    states, logits = model.observe(**sequence)
+    plain_states, plain_logits = StateSpaceModel.observe(model, **sequence)
+    close(states.deter, plain_states.deter)
+    close(logits, plain_logits)
+
+
+@pytest.mark.parametrize("method", ["advance", "transform", "posterior", "observe_step", "predict_step"])
+def test_a_step_that_was_replaced_on_an_instance_is_what_runs(model, sequence, method):
+    """In filtering, or in the dreams that start there."""
+    calls, plain = [], getattr(model, method)
+    setattr(model, method, lambda *arguments: calls.append(method) or plain(*arguments))
+    start = model.starts(model.observe(**sequence)[0])
+    noise = torch.ones(2, len(start.deter), GROUPS, CLASSES, dtype=torch.float64)
+    model.imagine(start, lambda features, noise: noise, latent_noise=noise, action_noise=noise[..., 0, :ACTION])
+    assert len(calls) >= (2 if method == "predict_step" else T)
+
+
 def test_first_flag_cuts_history(model, sequence):
     """What came before an episode start, the action that led to it included, must not change what comes after it."""
     sequence["is_first"] = torch.zeros(B, T, dtype=torch.bool)

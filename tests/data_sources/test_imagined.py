@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ import pytest
 import torch
 from test_offline import context, dataset
 from tests.overrides import QUIET
+from tests.runs import assert_goes_on_exactly
 
 from rl_lab.data_sources.imagined import ImaginedSource
 from rl_lab.data_sources.offline import OfflineSource
 from rl_lab.errors import ConfigError, DataError
-from rl_lab.experiment.train import run_training
 from rl_lab.records import BatchSpec
 from rl_lab.simulation.simulator import SimulatedStep, Simulator
 from rl_lab.workflows.dqn import DQN
@@ -127,7 +126,7 @@ def test_what_cannot_be_imagined_is_refused(tmp_path: Path) -> None:
         ImaginedSource(source="replay", simulator=None, **{**SETTINGS, "horizon": 0})
 
 
-def test_a_run_on_a_mixture_that_died_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_a_mixture_that_died_goes_on_exactly(tmp_path: Path) -> None:
     """DQN on its replay, rollouts of the known equations and demonstrations: the resumed run has the metrics of the one
     that never stopped."""
     base = ["+experiment=dqn_cartpole_imagined", "training.total_timesteps=400", "data_sources.replay.start_after=100"]
@@ -135,24 +134,4 @@ def test_a_run_on_a_mixture_that_died_goes_on_exactly(tmp_path: Path, monkeypatc
     base += ["data_sources.demos.expert={name: cartpole, episodes: 2}", "data_sources.mixture.parts.demos=0.2"]
     base += ["evaluation.episodes=1", "evaluation.final_episodes=1", "evaluation.select=last", "checkpoint.best=null"]
     base += ["checkpoint.every=150", "logging.every=40", *QUIET]
-    monkeypatch.setattr("rl_lab.metrics.report.write_report", lambda folder: folder / "report.html")
-    whole = run_training([*base, f"run_root={tmp_path}/whole"]).folder
-    update, calls = DQN.update, []
-
-    def dying(self: DQN, batch: Any, *, phase: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 60:
-            raise RuntimeError("killed")
-        return update(self, batch, phase=phase)
-
-    monkeypatch.setattr(DQN, "update", dying)
-    with pytest.raises(RuntimeError, match="killed"):
-        run_training([*base, f"run_root={tmp_path}/killed"])
-    (run,) = (tmp_path / "killed").glob("*/*")
-    run_training([f"training.resume_path={run}", "logging.console=off"])
-    assert rows(run) == rows(whole)
-
-
-def rows(run: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "wall_s" and not k.startswith("time/")} for line in lines]
+    assert_goes_on_exactly(base, DQN, "update", killed_at=60, root=tmp_path)

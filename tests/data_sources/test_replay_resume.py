@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from replay_helpers import SPEC, Feeder, assert_same, learn, make, round_trip, tensors
+from replay_helpers import FIELDS, SPEC, Feeder, assert_same, learn, make, round_trip, tensors
 
 from rl_lab.buffers.disk import DiskStorage
 from rl_lab.buffers.journal import UndoJournals
@@ -316,3 +316,37 @@ def test_journal_grows_only_with_records_that_the_checkpoint_knows(tmp_path):
         replay.update(ids, {"latent.deter": torch.full((6, 3), value)})
     assert journal.stat().st_size - before == 20 + 6 * (8 + 12)
     replay.close()
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "prioritized"])
+@pytest.mark.parametrize("steps", [10, 60])  # before and after the ring has wrapped
+def test_records_are_dealt_out_to_other_ranks(sampling, steps, tmp_path):
+    """Each of four environments keeps its records and their priorities, from two ranks to one and to four."""
+    shares, expected, masses = [], [], []
+    for rank in range(2):
+        replay, feeder = make(tmp_path, capacity=160, num_envs=2, seed=rank, sampling=sampling), Feeder(2)
+        feeder.feed(replay, steps + 7 * rank)  # streams of different lengths
+        batch = replay.sample(SPEC)
+        if sampling == "prioritized":
+            replay.update(batch.indices, {"priority": torch.rand(batch.indices.shape)})
+        folder = tmp_path / f"saved-{rank}"
+        folder.mkdir()
+        shares.append((round_trip(replay.state_dict(folder), folder), folder))
+        expected += streams_of(replay, 2)
+        masses += [] if sampling == "uniform" else list(replay._priorities._masses.reshape(2, -1))
+    for count in (1, 4):
+        for rank in range(count):
+            own = slice(rank * 4 // count, (rank + 1) * 4 // count)
+            replay = make(tmp_path, capacity=80 * (4 // count), num_envs=4 // count, seed=9, sampling=sampling)
+            replay.load_shares(shares, own)
+            assert_same(streams_of(replay, 4 // count), expected[own])
+            if sampling == "prioritized":
+                np.testing.assert_array_equal(replay._priorities._masses, np.concatenate(masses[own]))
+            assert replay.sample(SPEC).reward.shape == (4, 6)
+
+
+def streams_of(replay: SequenceReplay, num_envs: int) -> list[dict]:
+    """All fields of the records of every environment, oldest first."""
+    scan = replay.scan(start=0, count=len(replay), fields=list(FIELDS))
+    env = scan.indices % num_envs
+    return [{name: torch.from_numpy(value[env == n]) for name, value in scan.fields.items()} for n in range(num_envs)]

@@ -6,7 +6,10 @@ import importlib
 import importlib.util
 import inspect
 import re
+import shutil
+import subprocess
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -240,9 +243,10 @@ def test_generated_parts_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None
     import scores
 
     def unmarked(text: str) -> str:
-        return text.replace(scores.FORMER, "")  # any change of learning code marks rows; that makes no page stale
+        # Any change of learning code marks rows; that makes no page stale.
+        return text.replace(scores.FORMER, "").replace(scores.UNKNOWN, "")
 
-    monkeypatch.setattr(scores, "former_rows", lambda result: [False] * len(result["rows"]))
+    monkeypatch.setattr(scores, "row_marks", lambda result: [""] * len(result["rows"]))
     stale = [page for page, text in pages().items() if unmarked(generate.filled(text)) != unmarked(text)]
     assert not stale, f"{', '.join(stale)}: run python docs/generate.py"
 
@@ -254,3 +258,16 @@ def test_the_tutorials_show_the_files_of_the_example() -> None:
     assert len(files) == 8
     for path in files:
         assert path.name == "__init__.py" or f"\n{path.read_text(encoding='utf-8')}```" in text, path
+
+
+def test_what_the_tour_writes_is_not_offered_to_git() -> None:
+    """Runs, the folder of experiment files, and whatever a command of the README names as its output."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    names = {"experiments/dreamer_v3_cartpole/run/run.json", "outputs/x", "multirun/x"}
+    for page, words in shell_lines():
+        options = dict(pairwise(words)) if page == "README.md" else {}
+        names.update(f"{options[key]}/x" for key in ("--out", "--output", "--config-dir") if key in options)
+    assert {"comparison/x", "my_configs/x"} <= names
+    done = subprocess.run(["git", "-C", str(ROOT), "check-ignore", *names], capture_output=True, text=True, check=False)
+    assert sorted(names - set(done.stdout.splitlines())) == []

@@ -91,20 +91,21 @@ def test_a_picture_that_cannot_be_drawn_is_a_note(name: str, backend: str) -> No
         assert frame.max() == {"float_frames": 255, "large_float_frames": 200, "grey_frames": 9}[name]
 
 
-def test_a_run_without_a_film_is_complete(tmp_path: Path) -> None:
-    """popgym's way: render() is not implemented, and video is on by default."""
+@pytest.mark.parametrize("name", ["OddRender-not_implemented-v0", "HumanOnly-v0"])
+def test_a_run_without_a_film_is_complete(tmp_path: Path, name: str) -> None:
+    """render() is not implemented, or rgb_array is refused when it is made; and video is on by default."""
     import json
 
     from rl_lab.experiment.train import run_training
 
-    name = "OddRender-not_implemented-v0"
     overrides = [f"environment.id={name}", f"environment.module={MODULE}", "training.total_timesteps=20"]
     quiet = ["logging.console=off", "logging.tensorboard=false", "evaluation.episodes=1"]
     outcome = run_training(["+experiment=random", *overrides, *quiet, f"run_root={tmp_path}"])
     assert outcome.code == 0
     assert json.loads((outcome.folder / "run.json").read_text())["status"] == "completed"
     assert (outcome.folder / "report.html").is_file()
-    assert "NotImplementedError" in (outcome.folder / "events.jsonl").read_text()
+    assert name == "HumanOnly-v0" or "NotImplementedError" in (outcome.folder / "events.jsonl").read_text()
+    assert not (outcome.folder / "videos").exists()
 
 
 def test_a_module_that_registers_nothing_is_told(tmp_path: Path) -> None:

@@ -90,6 +90,14 @@ def test_the_plan_agrees_with_the_run(dreamer_run: Path) -> None:
     assert made <= int(line.split()[2].replace(",", "").rstrip(":")) <= 1.6 * made  # it waits for a whole batch
 
 
+@pytest.mark.parametrize("limit", ["null", "30"])
+def test_episodes_without_a_time_limit_are_told(tmp_path: Path, limit: str) -> None:
+    """A greedy agent may never end such an episode, and its evaluation neither."""
+    overrides = ["+experiment=random", "environment.id=CartPole-v1", "training.total_timesteps=20", *QUIET]
+    folder = run_training([*overrides, f"environment.time_limit={limit}", f"run_root={tmp_path}"]).folder
+    assert ("environment.time_limit=N" in (folder / "plan.txt").read_text()) == (limit == "null")
+
+
 def test_a_run_that_will_learn_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Before it starts, at its end, and in its report."""
     overrides = [*TINY_DREAMER, *QUIET, "data_sources.replay.start_after=5000", "training.total_timesteps=40"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,20 @@ import pytest
 from rl_lab.experiment.gpu_sharing import CONTROL, LOGS, PIPES, shared_gpu
 
 DAEMON = """#!{python}
-import os, sys
+import os, sys, time
+if "-d" in sys.argv and os.fork() == 0:  # the daemon itself, which keeps what its starter printed to
+    time.sleep({seconds})
+    os._exit(0)
 with open({log!r}, "a") as log:
     print(*sys.argv[1:], sys.stdin.read().strip(), os.environ["{pipes}"], file=log)
 sys.exit({status})
 """
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, status: int = 0) -> Path:
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, *, status: int = 0, seconds: float = 0.0) -> Path:
     """Put a control program on the path that ends with this status; the file in which it notes its calls."""
     log, program = folder / "calls", folder / CONTROL
-    program.write_text(DAEMON.format(python=sys.executable, log=str(log), pipes=PIPES, status=status))
+    program.write_text(DAEMON.format(python=sys.executable, log=str(log), pipes=PIPES, status=status, seconds=seconds))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     return log
@@ -46,6 +50,14 @@ def test_a_daemon_runs_for_as_long_as_the_block(tmp_path: Path, monkeypatch: pyt
     assert PIPES not in os.environ
     assert LOGS not in os.environ
     assert not said
+
+
+def test_a_daemon_that_keeps_its_output_open_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PIPES, raising=False)
+    install(tmp_path, monkeypatch, seconds=20.0)
+    begin = time.monotonic()
+    with shared_gpu(say=pytest.fail):
+        assert time.monotonic() - begin < 10.0
 
 
 def test_without_a_daemon_the_seeds_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,18 @@ def test_accepted_overrides_are_listed(random_run: Path, tmp_path: Path, capsys:
     assert json.loads((run / "summary.json").read_text())["env_steps"] == 120
 
 
+def test_a_complete_run_says_that_nothing_is_left(
+    random_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Going on with it without a larger budget trains nothing: it is told, and how to train on."""
+    run = Path(shutil.copytree(random_run, tmp_path / "random" / random_run.name, symlinks=True))
+    assert run_training([f"training.resume_path={run}", "logging.console=off"]).code == 0
+    assert "It is complete" in (told := capsys.readouterr().out)
+    assert "training.total_timesteps=N, above 80" in told
+    run_training([f"training.resume_path={run}", "training.total_timesteps=120", "logging.console=off"])
+    assert "It is complete" not in capsys.readouterr().out
+
+
 def test_a_run_that_was_killed_while_it_was_built_starts_again_in_place(tmp_path: Path) -> None:
     """From the moment that a directory has its name, it holds the configuration."""
     from rl_lab.experiment.prepare import prepare

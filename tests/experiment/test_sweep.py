@@ -66,6 +66,15 @@ def test_a_study_that_was_cut_off_goes_on_with_its_trial(
     assert json.loads(rl_lab("sweep", "random", "--json")[1])["trials"][2]["state"] == "complete"
 
 
+def test_a_plain_sweep_ends_with_a_line_for_each_run(rl_lab: Command) -> None:
+    """By the setting that is its own, wherever it ran."""
+    words = [*QUIET, "environment.id=CartPole-v1", "training.total_timesteps=20", "evaluation.episodes=1"]
+    code, output, errors = rl_lab("train", "-m", "+experiment=random", *words, "experiment.seed=0,1")
+    assert code == 0, errors
+    last = output.splitlines()[-2:]
+    assert [line.split()[:2] for line in last] == [[f"experiment.seed={n}:", "eval/return_mean"] for n in (0, 1)]
+
+
 def test_a_pruned_run_ends_early_and_is_not_gone_on_with(
     rl_lab: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

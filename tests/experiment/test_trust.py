@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from tests.overrides import QUIET
+from tests.torture.forged import vouch_for
 from tests.torture.hostile import MARKER, hostile_changes, hostile_run
 
 import rl_lab as library
@@ -153,6 +155,22 @@ def test_a_run_that_goes_on_stays_trusted_only_where_it_was(stranger: Path) -> N
     trusted = [f"training.resume_path={stranger}", "training.total_timesteps=96", *QUIET]
     assert run_training(trusted, trust=True).code == 0
     assert origin_of(stranger).is_local
+
+
+@pytest.mark.parametrize("place", ["scheduler", "loop"])
+def test_a_forged_checkpoint_is_refused_in_one_line(stranger: Path, rl_lab: Command, place: str) -> None:
+    """Whole by its manifest, of the right shape at first sight, and not to be computed with."""
+    checkpoint = (stranger / "checkpoints" / "latest").resolve()
+    content = torch.load(checkpoint / "training.pt", weights_only=True)
+    if place == "scheduler":
+        content["state"]["phase"]["progress"]["collect"]["start"][0] = {"x": 1}
+    else:
+        del content["state"]["loop"]["recorder"]
+    torch.save(content, checkpoint / "training.pt")
+    vouch_for(checkpoint)
+    code, _, errors = rl_lab("train", f"training.resume_path={stranger}", "training.total_timesteps=88", *QUIET)
+    assert (code, len(errors.splitlines())) == (2, 1), errors
+    assert ("was not made here" if place == "scheduler" else "does not fit this run") in errors
 
 
 def test_looking_a_run_over_takes_no_time(stranger: Path, random_run: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from rl_lab.kernels.graphs import CapturedStep, structure
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -41,3 +45,33 @@ def assert_differ(one: Mapping[str, Tensor], other: Mapping[str, Tensor], name: 
     assert one.keys() == other.keys()
     same = [torch.equal(one[key], other[key]) for key in one]
     assert not all(same), f"{name} was overridden, and nothing changed"
+
+
+@contextmanager
+def counted_captures() -> Iterator[list[CapturedStep]]:
+    """Captured steps run without a GPU and its graphs; the list tells how often each was captured."""
+    captures: list[CapturedStep] = []
+
+    def capture(self: Any, inputs: Mapping[str, Tensor]) -> None:
+        self._seen, self._graph = structure(self._modules), "a graph"
+        captures.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CapturedStep, "_capture", capture)
+        patch.setattr(CapturedStep, "_replay", lambda self, inputs: self._function(dict(inputs)))
+        yield captures
+
+
+def assert_captured_anew(run: Any, layer: nn.Module) -> None:
+    """`run` holds one captured step. It is captured once, and again for a hook that comes later or goes."""
+    with counted_captures() as captures:
+        run()
+        run()
+        assert len(captures) == 1
+        hook = layer.register_forward_hook(lambda module, inputs, output: 0.5 * output)
+        run()
+        run()
+        assert len(captures) == 2, "a hook that came after the capture is not seen"
+        hook.remove()
+        run()
+        assert len(captures) == 3

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.extension.overriding import assert_differ, overriding
+from tests.extension.overriding import assert_captured_anew, assert_differ, overriding
 from tests.workflows.dqn_parts import make_batch, make_dqn
 from torch import Tensor, nn
 
@@ -106,3 +106,12 @@ def test_optimizer(device: str) -> None:
 
     assert_changes("step", calls, device, optimizer=partial(Decaying, lr=1e-2, eps=1e-8, clip=10.0))
     assert_differ(results(device), results(device, optimizer=torch.optim.SGD), "torch's optimiser")
+
+
+@pytest.mark.parametrize("step", ["update", "act"])
+def test_hooks_after_the_capture(step: str) -> None:
+    """A CUDA graph is made anew for a module that was changed since."""
+    dqn = make_dqn(compile_=True)
+    batch, seen = make_batch(dqn), {"vector": np.zeros((3, 4), np.float32)}
+    run = {"update": lambda: dqn.update(batch, phase=PHASE), "act": lambda: dqn.act(seen, {}, mode="eval")}[step]
+    assert_captured_anew(run, dqn.q.head[0])

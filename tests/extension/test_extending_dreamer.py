@@ -12,9 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tests.extension.overriding import assert_differ, overriding
+from tests.extension.overriding import assert_captured_anew, assert_differ, overriding
 from tests.overrides import QUIET, TINY_DREAMER
 from tests.workflows import dreamer_parts, planet_parts
 from tests.workflows.dreamer_family import make_v1, make_v2, make_v3_2023
@@ -321,6 +322,24 @@ def test_parametrised_weights(path: str) -> None:
     """They have other parameters; the losses of the first update show them."""
     changed, plain = results(make(path, "v3", parametrise)), plain_results(path, "v3")
     assert changed["loss/dynamics"] != plain["loss/dynamics"]
+
+
+@pytest.mark.parametrize("step", ["update", "update_world_model", "act"])
+@pytest.mark.parametrize("family", ["v3", "v2", "v1", "planet"])
+def test_hooks_after_the_capture(family: str, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph is made anew for a module that was changed since."""
+    monkeypatch.setattr(graphs, "_enabled", False)
+    workflow = make("deferred", family)
+    parts = planet_parts if family == "planet" else dreamer_parts
+    latents = {} if family == "planet" else {"latents": bool(workflow.latent_specs)}
+    batch = parts.make_batch(workflow, device="cpu", **latents)
+    state = workflow.initial_state(2)
+    seen = {key: np.zeros((2, *spec.shape), np.float32) for key, spec in workflow.context.observation_spec.items()}
+    if step == "act":
+        run = partial(workflow.act, seen, state, mode="eval")
+    else:
+        run = partial(getattr(workflow, workflow.update_hooks[0] if family == "planet" else step), batch, phase=PHASE)
+    assert_captured_anew(run, workflow.rssm.get_submodule("posterior_layer" if family == "v3" else "posterior_head"))
 
 
 def test_an_optimiser_of_ones_own(path: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.extension.overriding import assert_differ, overriding
+from tests.extension.overriding import assert_captured_anew, assert_differ, overriding
 from tests.workflows.muzero_parts import CONTINUOUS, DISCRETE, make_batch, make_muzero
 from torch import Tensor, nn
 
@@ -140,3 +140,13 @@ def test_optimizer(device: str) -> None:
             super().step(loss=loss)
 
     assert_changes("step", calls, device, optimizer=partial(Decaying, eps=1e-8, clip=None))
+
+
+@pytest.mark.parametrize("step", ["update", "act"])
+def test_hooks_after_the_capture(step: str) -> None:
+    """A CUDA graph is made anew for a module that was changed since."""
+    muzero = make_muzero(action=DISCRETE, compile_=True)
+    batch, state = make_batch(muzero), muzero.initial_state(2)
+    run = partial(muzero.update, batch, phase=PHASE) if step == "update" else partial(muzero.act, SEEN, state)
+    layer = next(part for part in muzero.context.components["dynamics"].modules() if isinstance(part, nn.Linear))
+    assert_captured_anew(run, layer)

@@ -3,7 +3,7 @@ GPU's own path as far as it runs here, and on a GPU."""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from tests.components.planner_models import CONTINUOUS as LAYOUT
 from tests.components.planner_models import ValuedPull, make_planner
 from tests.docs.documents import blocks
-from tests.extension.overriding import assert_differ, overriding
+from tests.extension.overriding import assert_captured_anew, assert_differ, overriding
 from tests.workflows.tdmpc_parts import CONTINUOUS, DISCRETE, KINDS, PLANNER, make_batch, make_workflow, randomize
 from torch import Tensor, nn
 
@@ -25,7 +25,7 @@ from rl_lab.components.planners.policy_guided import PolicyGuided
 from rl_lab.components.planners.random_shooting import RandomShooting
 from rl_lab.kernels.graphs import CapturedStep
 from rl_lab.specs import ActionSpec
-from rl_lab.workflows.context import PhaseView
+from rl_lab.workflows.context import PhaseView, WorkflowContext
 from rl_lab.workflows.tdmpc import TDMPC
 from rl_lab.workflows.tdmpc2 import TDMPC2
 
@@ -43,7 +43,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         for place in ("simulation.tdmpc", "components.planners.tdmpc", "workflows.tdmpc_base"):
             monkeypatch.setattr(f"rl_lab.{place}.compile_block", lambda function, **_: function)
         monkeypatch.setattr(CapturedStep, "__call__", lambda self, inputs: self._function(dict(inputs)))
-        monkeypatch.setattr("rl_lab.workflows.tdmpc_base.planning_dtype", lambda *_: torch.float16)
+        monkeypatch.setattr(WorkflowContext, "planning_dtype", torch.float16)
     return request.param
 
 
@@ -175,6 +175,41 @@ def test_changed_modules(path: str, change: Any) -> None:
     changed, plain = results(workflow), plain_results(path, TDMPC2, CONTINUOUS, "planner")
     for name in ("metrics", "returns"):
         assert not torch.equal(changed[name], plain[name]), name
+
+
+@pytest.mark.parametrize("step", ["update", "update_world_model", "act"])
+@pytest.mark.parametrize("kind", [TDMPC, TDMPC2])
+def test_hooks_after_the_capture(kind: type, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA graph is made anew for a module that was changed since."""
+    for place in ("simulation.tdmpc", "components.planners.tdmpc", "workflows.tdmpc_base"):
+        monkeypatch.setattr(f"rl_lab.{place}.compile_block", lambda function, **_: function)
+    workflow = make("copies", kind)
+    batch, seen = make_batch(workflow, weighted=kind is TDMPC), {"vector": np.zeros((2, 4), np.float32)}
+    state = workflow.initial_state(2)
+    run = partial(workflow.act, seen, state) if step == "act" else partial(getattr(workflow, step), batch, phase=PHASE)
+    assert_captured_anew(run, workflow.model.reward_output)
+
+
+def test_plans_on_copies_follow_a_hook(path: str) -> None:
+    """One that comes after the first plan."""
+    if path == "cuda":
+        pytest.skip("the graph's part is tested above")
+    workflow = make(path)
+    randomize(workflow.model, workflow.q)
+    seen, state = {"vector": np.ones((2, 4), np.float32)}, workflow.initial_state(2)
+
+    def returns() -> Tensor:
+        torch.manual_seed(1)
+        return workflow.plan(seen, state)[0].returns
+
+    before = returns()
+    assert torch.equal(returns(), before)
+    hook = workflow.model.reward_output.register_forward_hook(
+        lambda module, inputs, output: output + torch.arange(101.0).to(output) / 100
+    )
+    assert not torch.equal(returns(), before)
+    hook.remove()
+    assert torch.equal(returns(), before)
 
 
 PLANNERS: dict[type, tuple[str, ...]] = {

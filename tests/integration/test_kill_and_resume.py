@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.runs import rows
 
 SMALL_DREAMER = (
     "+experiment=dreamer_v3", "size=tiny", "workflow.batch_size=4", "workflow.sequence_length=8", "workflow.horizon=4",
@@ -42,15 +43,6 @@ def run_folder(root: Path) -> Path | None:
     folders = [path.parent for path in root.glob("*/*/run.json")]
     assert len(folders) <= 1, "a resumed run goes on in its own folder"
     return folders[0] if folders else None
-
-
-def rows(run: Path) -> list[dict]:
-    """metrics.jsonl without what the clock decides."""
-    kept = []
-    for line in (run / "metrics.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        kept.append({key: value for key, value in row.items() if key != "wall_s" and not key.startswith("time/")})
-    return kept
 
 
 def is_at_work(root: Path, pid: int) -> bool:

@@ -124,7 +124,7 @@ def test_what_cannot_be_captured_is_called_each_time() -> None:
         state.add_(inputs["x"] * torch.tensor([1.0, 2.0]).to("cuda"))
         return {"noise": torch.rand(2, device="cuda")}
 
-    captured = CapturedStep(step, lambda: [state])
+    captured = CapturedStep(step, lambda: [state], modules=[])
     torch.cuda.manual_seed(3)
     expected = torch.stack([torch.rand(2, device="cuda") for _ in range(2)])
     torch.cuda.manual_seed(3)
@@ -133,7 +133,7 @@ def test_what_cannot_be_captured_is_called_each_time() -> None:
     second = captured({"x": torch.ones(2)})["noise"]
     torch.testing.assert_close(torch.stack([first, second]), expected)
     assert state.tolist() == [2.0, 4.0]
-    other = CapturedStep(lambda inputs: {"y": inputs["x"] + torch.rand(2, device="cuda")}, list)
+    other = CapturedStep(lambda inputs: {"y": inputs["x"] + torch.rand(2, device="cuda")}, list, modules=[])
     assert (other({"x": torch.ones(2)})["y"] > 1.0).all()  # the next capture succeeds
     assert other._graph is not None
 
@@ -145,20 +145,37 @@ def _uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("kind", [CopiedDream, lambda *parts: DeferredDream(*parts, Dream.of)])
-def test_dreams_on_copies_say_when_these_are_copies_no_more(kind: Callable[..., Any]) -> None:
-    """Then the plain dream is dreamt."""
+def test_dreams_on_copies_are_those_of_the_present_modules(kind: Callable[..., Any]) -> None:
+    """After learning, a hook of the model, another activation of the actor, and without the hook again."""
     model = make_model("dreamer_v1").float()
-    actor = make_actor(action=ActionSpec("continuous", (2,)), feature_size=model.feature_size, units=8, layers=1)
+    actor: Any = make_actor(action=ActionSpec("continuous", (2,)), feature_size=model.feature_size, units=8, layers=1)
     dreams = kind(model, actor, torch.float32)
+    start = model.initial(B)
+    noise = model.draw_noise((3, B), "cpu"), actor.draw_noise((3, B), "cpu")
+    seen = []
+
+    def check() -> None:
+        with torch.no_grad():
+            plain = model.imagine(
+                start, lambda features, noise: actor.distribution(actor(features)).sample(noise),
+                latent_noise=noise[0], action_noise=noise[1],
+            )  # fmt: skip
+        dream = dreams(start, *noise)
+        torch.testing.assert_close(dream.actions.detach(), plain.actions)
+        torch.testing.assert_close(dream.features.detach(), plain.features)
+        seen.append(plain.features)
+
+    check()
     with torch.no_grad():
         actor.head.outputs[0].weight += 1.0
-    assert dreams.holds()
-    model.register_forward_hook(lambda *_: None)
-    assert not dreams.holds()
-    dreams = kind(model, actor, torch.float32)
-    assert dreams.holds()
+    check()
+    hook = model.prior_head.register_forward_hook(lambda module, inputs, output: 0.5 * output)
+    check()
     actor.head.trunk[0].activate = torch.tanh
-    assert not dreams.holds()
+    check()
+    hook.remove()
+    check()
+    assert len({float(features.sum()) for features in seen}) == len(seen), "each change is seen in the plain dream"
 
 
 @pytest.mark.usefixtures("_uncompiled")

@@ -41,7 +41,7 @@ def test_what_is_saved_is_loaded(manager):
     assert torch.equal(loaded.state["components"]["layer"]["weight"], torch.arange(4.0))
     assert loaded.state["workflow_state"] == STATE["workflow_state"]
     other = ListSource()
-    loaded.restore_source("replay", other)
+    loaded.restore_source("replay", other, slice(0, 2))
     assert (other.records, source.commits) == (5, 1)
 
 
@@ -54,6 +54,33 @@ def test_latest_moves_and_old_ones_go(manager):
     manager.save(25, STATE, {})
     assert list(manager.available()) == [20, 25]
     assert manager.latest().name == "step-25"
+
+
+@pytest.mark.parametrize("removes", ["save", "forget_after"])
+def test_a_death_while_one_is_removed_leaves_no_half_of_it(manager, monkeypatch, removes):
+    """It loses its name before its files."""
+
+    class Killed(BaseException):
+        pass
+
+    unlink, gone = os.unlink, []
+
+    def die_at_the_second(path, **options):
+        if gone:
+            raise Killed
+        unlink(path, **options)
+        gone.append(path)
+
+    for step in (10, 20):
+        manager.save(step, STATE, {})
+    monkeypatch.setattr(module.shutil.os, "unlink", die_at_the_second)
+    with pytest.raises(Killed):
+        manager.save(30, STATE, {}) if removes == "save" else manager.forget_after(10)
+    monkeypatch.undo()
+    for path in manager.available().values():
+        assert manager.load(path).path == path
+    manager.recover()
+    assert [path.name for path in manager.folder.iterdir() if path.name.startswith(".")] == []
 
 
 def test_saving_the_same_step_again_replaces_it(manager):

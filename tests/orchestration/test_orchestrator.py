@@ -373,6 +373,21 @@ def test_the_last_line_names_the_agent_and_the_final_evaluation_shows_progress(t
     assert (summary["selected"], summary["selected_step"]) == ("best", 40)
 
 
+@pytest.mark.parametrize("select", ["last", "best"])
+def test_the_step_of_the_final_agent_counts_env_steps(tmp_path, select):
+    """Checkpoints count the updates of phases that collect nothing as well; the line and the summary do not."""
+    phases = [
+        {"name": "fill", "type": "warmup", "duration_steps": 20},
+        {"name": "fit", "type": "offline", "duration_updates": 7},
+        {**JOINT, "workflow_hooks": [*JOINT["workflow_hooks"], {"eval": {"every": 20}}]},
+    ]
+    orchestrator = build(tmp_path, phases, best_metric="eval/return_mean", select=select)
+    assert orchestrator.run() == 0
+    summary = json.loads(orchestrator.run_directory.summary_json.read_text())
+    assert orchestrator.clock > summary["env_steps"]
+    assert summary["selected_step"] == summary["env_steps"] == 40
+
+
 def test_a_picture_that_fails_does_not_fail_the_run(tmp_path):
     """The run is complete; what could not be drawn is an event."""
     orchestrator = build(tmp_path, [JOINT], total=8)

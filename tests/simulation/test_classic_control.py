@@ -107,6 +107,24 @@ def test_evaluation_is_that_of_single_steps(name, repeat):
         torch.testing.assert_close(one, other)
 
 
+def test_a_step_of_ones_own_is_planned_with():
+    """Of a subclass, and of one instance: no evaluation of all steps at once stands in for it."""
+
+    class Costly(AnalyticSimulator):
+        def step(self, state, action):
+            step = super().step(state, action)
+            return step._replace(reward=step.reward - 2.0)
+
+    task, state, actions = make_task(environment="Pendulum-v1"), torch.rand(4, 2), torch.rand(4, 5, 1)
+    plain, costly = (
+        kind(task, action_repeat=1, shaping=0.0, precision="float32") for kind in (AnalyticSimulator, Costly)
+    )
+    total = plain.evaluate(state, actions).total
+    torch.testing.assert_close(costly.evaluate(state, actions).total, total - 10.0)
+    plain.step = costly.step
+    torch.testing.assert_close(plain.evaluate(state, actions).total, total - 10.0)
+
+
 def test_action_repeat_adds_rewards_until_the_end():
     """A repeated action pays for every frame up to the one that ends the episode, and the state stays there."""
     task = make_task(environment="CartPole-v1")

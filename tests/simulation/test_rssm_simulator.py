@@ -70,6 +70,15 @@ def test_without_an_encoder_there_is_nothing_to_observe() -> None:
         model.observe({"vector": torch.randn(2, 3)})
 
 
+def test_a_step_of_ones_own_is_planned_with(simulator: RSSMSimulator) -> None:
+    """No evaluation of all steps at once stands in for it."""
+    state, actions = simulator.observe({"vector": torch.randn(5, 3)}), torch.rand(5, 3, 2)
+    plain, calls = simulator.step, []
+    simulator.step = lambda *arguments: calls.append(1) or plain(*arguments)  # type: ignore[method-assign]
+    simulator.evaluate(state, actions, 0.9)
+    assert len(calls) == 3
+
+
 def test_an_evaluation_is_a_walk_of_steps(simulator: RSSMSimulator) -> None:
     """Rewards are read off all states at once; they count what they would count one by one."""
     state, actions = simulator.observe({"vector": torch.randn(5, 3)}), torch.rand(5, 3, 2)

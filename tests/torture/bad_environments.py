@@ -134,7 +134,19 @@ BAD = {
     **{f"BadEnv-{deed}-{moment}-v0": _doing(deed, moment) for deed in DEEDS for moment in ("init", "reset", "step")},
     **{f"BadEnv-{name}-v0": _returning(*value) for name, value in VALUES.items()},
 }
+
+
+class HumanOnly(Sound):
+    """Draws to a window alone, and refuses every other render mode when it is made, as gym-anytrading does."""
+
+    metadata = {"render_modes": ["human"]}  # noqa: RUF012 - Gymnasium's own way to say it
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        assert render_mode is None or render_mode in self.metadata["render_modes"]
+        super().__init__(render_mode)
+
+
 ODD_RENDERS = {f"OddRender-{name}-v0": _rendering(frame) for name, frame in RENDERS.items()}
-for _name, _class in {**BAD, **ODD_RENDERS, "SoundEnv-v0": Sound}.items():
+for _name, _class in {**BAD, **ODD_RENDERS, "SoundEnv-v0": Sound, "HumanOnly-v0": HumanOnly}.items():
     if _name not in gymnasium.registry:
         gymnasium.register(_name, entry_point=_class, max_episode_steps=50)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import io
 import json
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from tests.workflows import world_models_runs
 
 import rl_lab.metrics.report
@@ -93,6 +99,13 @@ def without_reports() -> None:
     rl_lab.metrics.report.write_report = lambda folder: folder / "report.html"
 
 
+def warm_up() -> None:
+    """Train and go on once, so that the children, which are forks, find what is imported late and read once."""
+    with tempfile.TemporaryDirectory() as root, contextlib.redirect_stdout(io.StringIO()):
+        for name in ("random", "dqn", "ppo"):
+            go_on(train(name, Path(root)), "training.total_timesteps=200")
+
+
 def train(name: str, root: Path, *more: str) -> Path:
     """Train a case in a new run; its folder."""
     return run_training([*CASES[name], *BASE, f"run_root={root}", *more]).folder
@@ -115,9 +128,50 @@ def rows(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "wall_s" and "time/" not in key} for row in lines]
 
 
-def events(run: Path) -> list[str]:
+class Result(NamedTuple):
+    """What two runs are compared by."""
+
+    rows: list[dict[str, Any]]
+    weights: str  # a digest of everything that it takes to act, of the last checkpoint
+
+
+def result_of(run: Path) -> Result:
+    return Result(rows(run), weights(run / "checkpoints" / "latest"))
+
+
+def weights(checkpoint: Path) -> str:
+    """A digest of a checkpoint's agent.pt: names, kinds and numbers."""
+    digest = hashlib.sha256()
+    for name, value in leaves(torch.load(checkpoint / "agent.pt", weights_only=True)):
+        digest.update(name.encode())
+        if isinstance(value, torch.Tensor):
+            digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            digest.update(repr(value).encode())
+    return digest.hexdigest()
+
+
+def leaves(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What is no mapping and no list, each with its dotted name."""
+    if isinstance(node, dict | list | tuple):
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from leaves(value, f"{name}.{key}")
+    else:
+        yield name, node
+
+
+def checkpoints_in(run: Path) -> list[Path]:
+    """Whatever has the name of a checkpoint."""
+    found = [*run.glob("checkpoints/step-*"), *run.glob("checkpoints/best")]
+    return sorted(found)
+
+
+def events(run: Path) -> list[tuple[str, str]]:
+    """Kind and message of each."""
     path = run / "events.jsonl"
-    return [json.loads(line)["kind"] for line in path.read_text().splitlines()] if path.exists() else []
+    lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    return [(line["kind"], line["message"]) for line in lines]
 
 
 def info(run: Path) -> dict[str, Any]:

@@ -6,9 +6,8 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from tests.torture.cases import events, folder_in, go_on, rows, train
+from tests.torture.cases import Result, events, folder_in, go_on, result_of, train
 from tests.torture.children import in_child
 from tests.torture.kills import folder
 from tests.torture.tally import Tally
@@ -61,10 +60,10 @@ class DamageCampaign:
     def _copy(self, root: Path) -> Path:
         return Path(shutil.copytree(self.run, root / self.run.parent.name / self.run.name, symlinks=True))
 
-    def _resumed(self, run: Path) -> list[dict[str, Any]]:
+    def _resumed(self, run: Path) -> Result:
         ended = in_child(lambda: go_on(run, BUDGET), limit=600)
         assert ended.status == "done", ended.text
-        return rows(run)
+        return result_of(run)
 
     def damage_one(self, chance: random.Random, tally: Tally) -> None:
         """Damage a file of a copy and go on with it."""
@@ -83,9 +82,9 @@ class DamageCampaign:
                 tally.add("damaged_files_refused")
             elif ended.status != "done":
                 tally.bad(f"{what}: {ended.status}: {ended.text}")
-            elif "damaged" in events(folder_in(root) or run):
+            elif any(kind == "damaged" and damaged.name in text for kind, text in events(folder_in(root) or run)):
                 tally.add("damaged_files_told")
-            elif rows(run) == self.expected:
+            elif result_of(run) == self.expected:
                 tally.add("damaged_files_without_effect")
             else:
                 tally.bad(f"{what}: used without a word")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rl_lab.errors import RLLabError
 from rl_lab.experiment.train import configuration
 
 BATCH = 25  # examples a child
+SLOW_S = 20.0  # of processor time for one of them: that is a hang
 EXPERIMENTS = ("random", "dreamer_v3", "dqn", "ppo", "tdmpc2", "mbmpc", "mpc_cartpole")
 KEYS = (
     "experiment", "experiment.name", "experiment.seed", "experiment.device", "training", "training.total_timesteps",
@@ -79,7 +81,7 @@ def configurations(seed: int, tally: Tally, count: int = BATCH) -> None:
 
         def check(lines: list[str]) -> None:
             tried[0] += 1
-            experiment = chance.choice(EXPERIMENTS)
+            experiment, start = chance.choice(EXPERIMENTS), time.process_time()
             try:
                 configuration([f"+experiment={experiment}", "environment.id=CartPole-v1", *lines])
             except RLLabError as error:
@@ -87,6 +89,8 @@ def configurations(seed: int, tally: Tally, count: int = BATCH) -> None:
                     failures.append(f"{lines}: an error without words")
             except BaseException as error:
                 failures.append(f"+experiment={experiment} {lines}: {type(error).__name__}: {error}")
+            if time.process_time() - start > SLOW_S:
+                failures.append(f"+experiment={experiment} {lines}: it took more than {SLOW_S:g} s")
 
         _examples(OVERRIDES, count, seed, check)
         return tried[0], failures

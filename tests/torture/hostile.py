@@ -74,6 +74,11 @@ def _others(folder: Path) -> dict[str, Change]:
         "id in the arguments": lambda c: c["environment"].update(
             id="GymV26Environment-v0", kwargs={"env_id": "evilmod:CartPole-v1"}
         ),
+        "id in the arguments of evaluations": lambda c: (
+            c["environment"].update(id="GymV26Environment-v0"),
+            c["evaluation"].update(environment_kwargs={"env_id": "evilmod:CartPole-v1"}),
+        ),
+        "cluster of its own": lambda c: c["environment"].update(backend="ray", ray_address="127.0.0.1:9"),
         "interpolated target": lambda c: c.update(components={"x": {"_target_": "${experiment.name}"}}),
         "environment variable": lambda c: c["experiment"].update(name="${oc.env:HOME}"),
         "decoded": lambda c: c.update(components="${oc.decode:'{x: {_target_: os.system}}'}"),

@@ -13,24 +13,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.torture.cases import folder_in, go_on, info, rows, train
+from tests.torture.cases import Result, checkpoints_in, folder_in, go_on, info, result_of, train
 from tests.torture.children import in_child
 from tests.torture.tally import Tally
 
-INJECTED = ("rename", "replace", "fsync", "mkdir", "link", "symlink")
+from rl_lab.errors import CheckpointError
+from rl_lab.orchestration.checkpoint import BEST, MANIFEST, CheckpointManager
+from rl_lab.orchestration.files import read_json
+
+INJECTED = ("rename", "replace", "fsync", "mkdir", "link", "symlink", "unlink", "rmdir")
 ATTEMPTS = 40  # resumes of one run before the campaign gives it up
-_whole: dict[str, list[dict[str, Any]]] = {}
+_whole: dict[str, Result] = {}
 _seconds: dict[str, float] = {}
 
 
-def whole(case: str) -> list[dict[str, Any]]:
-    """The rows of the run that nobody touched."""
+def whole(case: str) -> Result:
+    """What the run that nobody touched came to."""
     if case not in _whole:
         with folder() as root:
             ended = in_child(lambda: str(train(case, root)), limit=600)
             if ended.status != "done":
                 raise RuntimeError(f"{case}: the run that nobody touched ended as {ended.status}: {ended.text}")
-            _whole[case], _seconds[case] = rows(Path(ended.value)), ended.seconds
+            _whole[case], _seconds[case] = result_of(Path(ended.value)), ended.seconds
     return _whole[case]
 
 
@@ -55,6 +59,7 @@ def killed_at_random(case: str, kills: int, chance: random.Random, tally: Tally,
                 break  # it was quicker
             tally.add("kills" if number == signal.SIGKILL else "signals")
             _check_interrupted(case, root, number, tally)
+            check_checkpoints(case, folder_in(root), tally)
         _finish_and_compare(case, root, expected, tally)
 
 
@@ -67,6 +72,17 @@ def _check_interrupted(case: str, root: Path, number: int, tally: Tally) -> None
     run = folder_in(root)
     if number != signal.SIGKILL and run is not None and info(run)["status"] not in ("interrupted", "completed"):
         tally.bad(f"{case}: run.json says {info(run)['status']} after signal {number}")
+
+
+def check_checkpoints(case: str, run: Path | None, tally: Tally) -> None:
+    """Whatever has the name of a checkpoint is whole, at every moment."""
+    for path in checkpoints_in(run) if run is not None else []:
+        manager = CheckpointManager(path.parent, workflow=(read_json(path / MANIFEST) or {}).get("workflow", ""))
+        try:
+            manager.load(path, agent_only=path.name == BEST)
+        except CheckpointError as error:
+            tally.bad(f"{case}: a checkpoint that was left behind cannot be read: {error}")
+        tally.add("checkpoints_read")
 
 
 def killed_at_call(case: str, name: str, count: int, tally: Tally) -> bool:
@@ -114,15 +130,19 @@ def starved(case: str, size: int, tally: Tally) -> None:
         _finish_and_compare(case, root, expected, tally)
 
 
-def _finish_and_compare(case: str, root: Path, expected: list[dict[str, Any]], tally: Tally) -> None:
+def _finish_and_compare(case: str, root: Path, expected: Result, tally: Tally) -> None:
     for _ in range(ATTEMPTS):
         run = folder_in(root)
+        check_checkpoints(case, run, tally)
         ended = in_child(_start(case, root, run), limit=600)
         run = folder_in(root)
         if ended.status == "done" and ended.value == 0 and run is not None:
             tally.add("comparisons")
-            if rows(run) != expected:
+            result = result_of(run)
+            if result.rows != expected.rows:
                 tally.bad(f"{case}: the resumed run differs from the one that was left alone")
+            if result.weights != expected.weights:
+                tally.bad(f"{case}: the resumed run ends with other weights than the one that was left alone")
             if info(run)["status"] != "completed":
                 tally.bad(f"{case}: run.json says {info(run)['status']} at the end")
             return

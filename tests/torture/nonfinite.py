@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from tests.torture.cases import folder_in, train
+from tests.torture.cases import checkpoints_in, folder_in, leaves, train
 from tests.torture.children import in_child
 from tests.torture.kills import folder
 from tests.torture.tally import Tally
@@ -53,13 +53,12 @@ def poisoned(case: str, module: int, value: float, policy: str, tally: Tally) ->
 
 def _poisoned_files(root: Path) -> list[Path]:
     run = folder_in(root)
-    files = list((run / "checkpoints").glob("*/agent.pt")) if run is not None else []
-    return [path for path in files if not _finite(torch.load(path, weights_only=True))]
+    files = [path / "agent.pt" for path in checkpoints_in(run)] if run is not None else []
+    return [path for path in files if not is_finite(torch.load(path, weights_only=True))]
 
 
-def _finite(state: Any) -> bool:
-    if isinstance(state, torch.Tensor):
-        return not state.is_floating_point() or bool(state.isfinite().all()) or not state.requires_grad
-    if isinstance(state, dict):
-        return all(_finite(value) for name, value in state.items() if not str(name).startswith("workflow_state"))
-    return not isinstance(state, float) or math.isfinite(state)
+def is_finite(state: Mapping[str, Any]) -> bool:
+    """Whether every tensor of an agent's modules is finite."""
+    values = [value for group in ("components", "controllers") for _, value in leaves(state[group])]
+    tensors = [value for value in values if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    return all(bool(value.isfinite().all()) for value in tensors)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +14,15 @@ import pytest
 import torch
 
 from rl_lab.environments import make_vector_env
-from rl_lab.errors import ConfigError
+from rl_lab.errors import ConfigError, RLLabError
 from rl_lab.experiment.imagination import batch_of, play_episodes
 from rl_lab.ui.dream.episodes import episode_of, stored_episodes
-from rl_lab.ui.dream.hub import framed
+from rl_lab.ui.dream.hub import BEHIND, Client, Dream, framed
+from rl_lab.ui.dream.messages import header_of
 from rl_lab.ui.dream.model import DreamModel
+from rl_lab.ui.dream.painter import ImagePainter
 from rl_lab.ui.dream.player import Player
-from rl_lab.ui.dream.session import DreamSession
+from rl_lab.ui.dream.session import DreamSession, distance
 
 CONTEXT, STEPS = 3, 7
 
@@ -177,6 +182,34 @@ def test_the_agent_acts_as_in_an_evaluation(model: DreamModel) -> None:
     torch.testing.assert_close(state.agent_state["action"], session.current.agent_state["action"])
 
 
+def test_any_planner_can_take_over_from_any_other(player: Player) -> None:
+    """Also where one keeps its last plan in another form; a tree search shows its tree, the others their candidates."""
+    player.command({"type": "set", "driver": "planner", "plan": True})
+    for name in player.model.planners:
+        for world in ("both", "dream"):
+            player.command({"type": "set", "world": world, "planner": name})
+            messages = [header for header, _ in player.advance()]
+            assert [header.get("text") for header in messages if header["type"] == "trouble"] == []
+            [plan] = [header for header in messages if header["type"] == "plan"]
+            assert ("tree" in plan) == (name == "mcts")
+            assert {len(path) for path in plan["paths"]["reward so far"]} == {plan["horizon"] + 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
+def test_decoded_images_are_shown_and_measured_in_their_units(
+    model: DreamModel, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """Some decoders give bytes, others numbers from 0 to 1."""
+    grey = torch.full((1, 8, 8, 3), 51 if dtype == torch.uint8 else 0.2, dtype=dtype)
+    monkeypatch.setattr(model, "decode", lambda state: {"image": grey})
+    dreamed = model.observation(None)
+    shown = ImagePainter("image").paint(dreamed)
+    assert shown is not None
+    assert shown.dtype == np.uint8
+    np.testing.assert_allclose(shown, 51, atol=1)
+    assert distance({"image": np.full((8, 8, 3), 51, np.uint8)}, dreamed) == pytest.approx(0.0, abs=2e-3)
+
+
 @pytest.mark.parametrize("world", ["game", "dream"])
 def test_a_branch_is_an_episode_in_the_layout_of_records(session: DreamSession, world: str) -> None:
     play(session, [0, 1, 0, 1, 1])
@@ -228,6 +261,66 @@ def test_replayed_episodes_are_whole_and_drive_the_dream(player: Player) -> None
     np.testing.assert_array_equal(real.observation["vector"], record["observation.vector"][-1])
 
 
+def test_after_a_record_the_agent_drives_again(player: Player) -> None:
+    """A held-out episode has no recorded actions."""
+    player.command({"type": "episodes"})
+    player.command({"type": "start", "stored": 0})
+    assert player.session.options.driver == "recorded"
+    player.command({"type": "start", "episode": 2})
+    player.command({"type": "play", "on": True})
+    assert [header["type"] for header, _ in player.advance()] == ["moment"]
+    assert player.session.current.driver == "agent"
+
+
+def test_a_run_that_is_deleted_while_it_is_dreamed_is_one_line(player: Player) -> None:
+    """The dream can be played on, and nothing is written where the run was."""
+    player.command({"type": "step", "action": [1]})
+    shutil.rmtree(player.folder)
+    news = [header for header, _ in player.news()]
+    assert "deleted or renamed" in news[0]["text"]
+    assert player.news() == []
+    for command in ({"type": "record", "world": "dream"}, {"type": "checkpoint", "name": "step-1"}):
+        header, _ = player.command(command)[0]
+        assert header["type"] == "trouble"
+        assert "\n" not in header["text"]
+    assert not player.folder.exists()
+    moments = [
+        header["id"] for header, _ in player.command({"type": "step", "action": [0]}) if header["type"] == "moment"
+    ]
+    assert moments == [2]
+
+
+def test_a_file_that_is_gone_is_one_line(player: Player) -> None:
+    """A training prunes its checkpoints, and the replays in them, while their episodes are offered."""
+    player.command({"type": "episodes"})
+    shutil.rmtree(player.stored[0].folder)
+    header, _ = player.command({"type": "start", "stored": 0})[0]
+    assert header["type"] == "trouble"
+    assert "No such file" in header["text"]
+
+
+def test_a_hostile_run_executes_nothing(dreamer_run: Path, tmp_path: Path) -> None:
+    """Neither a pickle in place of the weights nor a class of the configuration is run."""
+    marker = tmp_path / "owned"
+
+    class Payload:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(marker),)
+
+    for name in ("pickle", "config"):
+        folder = tmp_path / name
+        shutil.copytree(dreamer_run, folder, symlinks=True)
+        if name == "pickle":
+            for path in folder.glob("checkpoints/*/agent.pt"):
+                torch.save(Payload(), path)
+        else:
+            text = (folder / "config.yaml").read_text().replace("rl_lab.workflows.dreamer_v3.DreamerV3", "os.mkdir")
+            (folder / "config.yaml").write_text(text.replace("batch_size:", f"path: {marker}\n  batch_size:", 1))
+        with pytest.raises(RLLabError):
+            DreamModel.load(folder)
+    assert not marker.exists()
+
+
 def test_a_checkpoint_without_replay_offers_no_episodes(tmp_path: Path) -> None:
     assert stored_episodes(tmp_path) == []
     (tmp_path / "training.pt").write_bytes(b"broken")
@@ -253,9 +346,11 @@ def test_checkpoints_show_the_same_moments_with_other_weights(player: Player) ->
     for action in (0, 1, 0, 1):
         player.command({"type": "step", "action": [action]})
     other = "step-7"
+    player.command({"type": "set", "temperature": 0.5})
     messages = player.command({"type": "checkpoint", "name": other})
     assert messages[0][0]["type"] == "cleared"
     assert player.model.checkpoint == other
+    assert player.model.simulator.temperature == 0.5
     assert player.session.current.time == 4
     assert [int(action[0]) for action in player.session.current.actions()] == [0, 1, 0, 1]
 
@@ -269,6 +364,31 @@ def test_a_newcomer_is_told_everything(player: Player) -> None:
     header, pictures = messages[-1]
     assert set(header["pictures"]) == {"real", "dream"}
     assert framed(header, pictures)[4:5] == b"{"
+
+
+def test_a_model_that_is_not_finite_can_be_sent(session: DreamSession) -> None:
+    """A browser reads no NaN in JSON: such a number is left out, and the rest is shown."""
+    play(session, [0])
+    moment = session.current
+    assert moment.real is not None
+    moment.dream_reward = moment.continuation = moment.value = float("nan")
+    moment.real = replace(moment.real, reward=float("inf"))
+    sent = json.loads(json.dumps(header_of(moment), allow_nan=False))
+    assert sent["dream_reward"] is sent["continuation"] is sent["real"]["reward"] is None
+
+
+def test_a_slow_browser_is_sent_numbers_and_the_others_their_pictures() -> None:
+    dream = object.__new__(Dream)
+    slow, quick = Client(1), Client(2)
+    dream.clients = {1: slow, 2: quick}
+    for _ in range(BEHIND + 1):
+        slow.queue.put_nowait(({"type": "moment"}, []))
+    dream._deliver(({"type": "moment", "id": 3, "pictures": {"real": {"kind": "jpeg"}}}, [b"picture"]))
+    last = [slow.queue.get_nowait() for _ in range(slow.queue.qsize())][-1]
+    assert last == ({"type": "moment", "id": 3}, [])
+    received = quick.queue.get_nowait()
+    assert received is not None
+    assert framed(*received).endswith(b"picture")
 
 
 def test_a_run_without_a_model_says_so(random_run: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from rl_lab.errors import RunNotFoundError
 from rl_lab.orchestration.run_lock import run_lock
 from rl_lab.ui.curves import MetricsTail
-from rl_lab.ui.run_index import RunIndex, scan_settings
+from rl_lab.ui.run_index import RunIndex, read_row, scan_settings
 
 
 def test_rows_say_what_the_files_say(make_run, tmp_path: Path) -> None:
@@ -25,6 +25,21 @@ def test_rows_say_what_the_files_say(make_run, tmp_path: Path) -> None:
     assert row["env_steps"] == 300
     assert row["eval_return"] == 23.0
     assert row["speed"] == 100.0
+
+
+def test_a_run_with_one_row_has_a_speed_and_a_time_left(make_run, tmp_path: Path) -> None:
+    folder = make_run(status="running", rows=0)
+    (folder / "metrics.jsonl").write_text('{"env_steps": 200, "wall_s": 4.0, "phase": "train"}\n')
+    with run_lock(folder):
+        row = RunIndex(tmp_path / "runs").changes().rows[0]
+    assert row["speed"] == 50.0
+    assert row["left_s"] == 16.0
+
+
+def test_a_row_says_whether_there_is_a_world_to_dream_in(make_run, random_run: Path, dreamer_run: Path) -> None:
+    """The run says it; one of an older version does not, and is tried."""
+    rows = [read_row("run", folder) for folder in (random_run, dreamer_run, make_run())]
+    assert [row["can_dream"] for row in rows] == [False, True, True]
 
 
 def test_one_changed_run_costs_no_reading_of_the_others(make_run, tmp_path: Path) -> None:

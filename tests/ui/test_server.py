@@ -30,6 +30,7 @@ def test_a_run_is_described(client: TestClient) -> None:
     detail = client.get("/api/run", params={"run": RUN}).json()
     assert detail["row"]["eval_return"] == 20.0
     assert any(entry["command"].startswith("rl-lab dream ") for entry in detail["commands"])
+    assert not detail["has_report"]
     curves = client.get("/api/curves", params={"run": RUN}).json()
     assert curves["columns"]["eval/return_mean"] == [0.0, 10.0, 20.0]
 
@@ -56,6 +57,18 @@ def test_nothing_but_media_of_the_run_is_served(client: TestClient, tmp_path: Pa
     assert client.get(f"/static/{path}").status_code in (307, 404, 405)
 
 
+@pytest.mark.parametrize("path", ["../server.py", "%2e%2e/server.py", "..%2fserver.py", "%2e%2e%2fserver.py",
+                                  "..%5cserver.py", "%252e%252e/server.py", "%2fetc%2fpasswd", "app.js/../../server.py",
+                                  "%00", "..%00/server.py"])  # fmt: skip
+def test_encoded_paths_lead_nowhere(client: TestClient, path: str) -> None:
+    for answer in (client.get(f"/static/{path}"), client.get(f"/api/run?run={path}"),
+                   client.get(f"/api/run?run=demo%2f{path}"), client.get(f"/api/media?run={RUN}&path=videos%2f{path}"),
+                   client.get(f"/{path}")):  # fmt: skip
+        assert answer.status_code in (400, 404), answer.url
+        assert "make_app" not in answer.text
+        assert "root:" not in answer.text
+
+
 def test_deleted_runs_are_one_clear_line(client: TestClient) -> None:
     answer = client.get("/api/run", params={"run": "demo/none"})
     assert answer.status_code == 404
@@ -66,6 +79,7 @@ def test_pages_are_confined(client: TestClient, tmp_path: Path) -> None:
     policy = client.get("/").headers["content-security-policy"]
     assert "script-src 'self'" in policy
     (tmp_path / "runs" / RUN / "report.html").write_text("<script>alert(1)</script>")
+    assert client.get("/api/run", params={"run": RUN}).json()["has_report"]
     report = client.get("/api/report", params={"run": RUN}).headers["content-security-policy"]
     assert report.startswith("sandbox;")
     assert "script" not in report

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.overrides import QUIET
+from tests.runs import assert_goes_on_exactly
 
 from rl_lab.components.actors.bc import BCPolicy
 from rl_lab.components.actors.bc_heads import CategoricalHead, DeterministicHead, GaussianHead, MixtureHead
@@ -128,31 +129,11 @@ def test_a_run_clones_the_expert(tmp_path: Path) -> None:
     np.testing.assert_allclose(policy.normalizer.statistics[0].mean.numpy(), mean, atol=1e-5)
 
 
-def test_a_run_that_died_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_died_goes_on_exactly(tmp_path: Path) -> None:
     """The metrics of the resumed run are those of the run that never stopped."""
     base = [*SMALL, "training.phases.0.duration_updates=60", "logging.every=10", "checkpoint.every=25"]
     base += ["evaluation.episodes=1", "evaluation.final_episodes=1"]
-    monkeypatch.setattr("rl_lab.metrics.report.write_report", lambda folder: folder / "report.html")
-    whole = run_training([*base, f"run_root={tmp_path}/whole"]).folder
-    update, calls = BehaviourCloning.update, []
-
-    def dying(self, batch, *, phase):
-        calls.append(1)
-        if len(calls) == 42:
-            raise RuntimeError("killed")
-        return update(self, batch, phase=phase)
-
-    monkeypatch.setattr(BehaviourCloning, "update", dying)
-    with pytest.raises(RuntimeError, match="killed"):
-        run_training([*base, f"run_root={tmp_path}/killed"])
-    (run,) = (tmp_path / "killed").glob("*/*")
-    run_training([f"training.resume_path={run}", "logging.console=off"])
-    assert rows(run) == rows(whole)
-
-
-def rows(run: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "wall_s" and not k.startswith("time/")} for line in lines]
+    assert_goes_on_exactly(base, BehaviourCloning, "update", killed_at=42, root=tmp_path)
 
 
 def test_an_offline_source_cannot_be_collected_into(tmp_path: Path) -> None:

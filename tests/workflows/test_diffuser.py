@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.overrides import QUIET
 from tests.packaged import adjusted
+from tests.runs import assert_goes_on_exactly
 
 from rl_lab.components.diffusion.guidance import Inpainting
 from rl_lab.components.diffusion.limits import LimitsNormalizer
@@ -253,26 +254,7 @@ def test_what_does_not_fit_is_told_before_the_first_update(overrides: list[str],
         run_training([*PENDULUM, *overrides, f"run_root={tmp_path}"])
 
 
-def test_a_killed_run_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_goes_on_exactly(tmp_path: Path) -> None:
     """The labelled returns, the averages and the limits are in the checkpoint: the metrics are those of a whole run."""
     base = [*PENDULUM, "logging.every=2", "checkpoint.every=3", "evaluation.imagination=false"]
-    whole = run_training([*base, f"run_root={tmp_path}/whole"]).folder
-    update, calls = Diffuser.update_controller, []
-
-    def dying(self, batch, *, phase):
-        calls.append(1)
-        if len(calls) == 3:
-            raise RuntimeError("killed")
-        return update(self, batch, phase=phase)
-
-    monkeypatch.setattr(Diffuser, "update_controller", dying)
-    with pytest.raises(RuntimeError, match="killed"):
-        run_training([*base, f"run_root={tmp_path}/killed"])
-    (run,) = (tmp_path / "killed").glob("*/*")
-    run_training([f"training.resume_path={run}", "logging.console=off"])
-    assert rows(run) == rows(whole)
-
-
-def rows(run: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "wall_s" and not k.startswith("time/")} for line in lines]
+    assert_goes_on_exactly(base, Diffuser, "update_controller", killed_at=3, root=tmp_path)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.overrides import QUIET
+from tests.runs import assert_goes_on_exactly
 
 from rl_lab.errors import RLLabError
 from rl_lab.experiment.agent import load
@@ -40,7 +41,7 @@ def test_a_run_learns_chunks_and_draws_how_they_come_about(tmp_path: Path) -> No
     assert "A chunk of actions comes out of noise" in (run.folder / "report.html").read_text()
 
 
-def test_a_run_that_died_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_died_goes_on_exactly(tmp_path: Path) -> None:
     """Weights, their average, the learning rate and the draws of windows, noise and levels go on where they were."""
     base = [
         *SMALL,
@@ -49,28 +50,7 @@ def test_a_run_that_died_goes_on_exactly(tmp_path: Path, monkeypatch: pytest.Mon
         "checkpoint.every=15",
         "evaluation.imagination=false",
     ]
-    monkeypatch.setattr("rl_lab.metrics.report.write_report", lambda folder: folder / "report.html")
-    whole = run_training([*base, f"run_root={tmp_path}/whole"]).folder
-    update, calls = DiffusionPolicyWorkflow.update, []
-
-    def dying(self, batch, *, phase):
-        calls.append(1)
-        if len(calls) == 32:
-            raise RuntimeError("killed")
-        return update(self, batch, phase=phase)
-
-    monkeypatch.setattr(DiffusionPolicyWorkflow, "update", dying)
-    with pytest.raises(RuntimeError, match="killed"):
-        run_training([*base, f"run_root={tmp_path}/killed"])
-    (run,) = (tmp_path / "killed").glob("*/*")
-    run_training([f"training.resume_path={run}", "logging.console=off"])
-    assert rows(run) == rows(whole)
-
-
-def rows(folder: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    clock = ("wall_s", "time/", "env_steps_per_s", "updates_per_s")
-    return [{key: value for key, value in line.items() if not key.startswith(clock)} for line in lines]
+    assert_goes_on_exactly(base, DiffusionPolicyWorkflow, "update", killed_at=32, root=tmp_path)
 
 
 def test_an_agent_goes_on_within_a_chunk(tmp_path: Path) -> None:

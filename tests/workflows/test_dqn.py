@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dqn_parts import IMAGE, VECTOR, make_batch, make_dqn
-from tests.runs import run_in_parts
+from tests.runs import rows, run_in_parts
 
 from rl_lab.errors import ConfigError
 from rl_lab.experiment.train import run_training
@@ -249,11 +249,6 @@ TINY = [
 ]  # fmt: skip
 PRIORITIZED = ["data_sources.replay.sampling=prioritized", "workflow.n_step=3", "workflow.double=true"]
 STACKED = ["components.frame_stack.depth=3", "controllers.q.dueling=true", "workflow.loss=mse"]
-
-
-def rows(run: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k != "wall_s" and not k.startswith("time/")} for row in lines]
 
 
 @pytest.mark.parametrize("variant", [[], PRIORITIZED + STACKED], ids=["plain", "everything"])

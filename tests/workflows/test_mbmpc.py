@@ -91,6 +91,17 @@ def test_transitions_are_pairs_of_records():
     assert seen.valid.sum() == 4 * 4 - 2
 
 
+def test_members_learn_from_bootstraps_of_the_replayed_records():
+    """The update tells the ensemble which records it sees: their loss is that of each member's own bootstrap."""
+    workflow = make_mbmpc(CONTINUOUS, batch_size=16)
+    batch = make_batch(workflow)
+    seen = workflow.transitions(batch)
+    assert seen.record is not None
+    assert seen.record.tolist() == batch.indices[:, :-1].flatten().tolist()
+    shared = workflow.model_losses(seen._replace(record=None))["dynamics"]
+    assert not torch.isclose(workflow.model_losses(seen)["dynamics"], shared)
+
+
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
 def test_updates_lower_the_losses(action):
     """Dynamics, outcome, value and policy all learn from the same batches."""

@@ -32,7 +32,7 @@ def test_every_variant_learns_a_batch(variant: str) -> None:
     workflow = make_muzero(**VARIANTS[variant], lr=3e-3)
     batch = make_batch(workflow)
     first = float(workflow.update(batch, phase=PHASE)["loss/total"])
-    for optimizer in (workflow.model_optimizer, workflow.prediction_optimizer):
+    for optimizer in workflow.optimizers.values():
         assert all(float(value.grad.abs().sum()) > 0.0 for value in optimizer.params[-2:])
     for _ in range(15):
         last = float(workflow.update(batch, phase=PHASE)["loss/total"])

@@ -182,6 +182,20 @@ def test_memory_is_cleared_where_episodes_begin():
     assert not torch.allclose(left[1, 0], right[1, 0])
 
 
+def test_a_memory_with_a_step_of_its_own_learns_by_it():
+    """Acting and learning remember alike."""
+    ppo = make_ppo(recurrent=True)
+    memory = ppo.memory
+    plain = memory.step
+    memory.step = lambda features, state: 0.5 * plain(features, state)
+    features, first = torch.randn(3, 2, memory.cell.input_size), torch.zeros(3, 2, dtype=torch.bool)
+    state, states = memory.initial(2), []
+    for features_t in features:
+        state = memory.step(features_t, state)
+        states.append(state)
+    torch.testing.assert_close(memory.scan(features, memory.initial(2), first), torch.stack(states))
+
+
 def test_sequences_need_a_memory():
     """The message says how to get one."""
     with pytest.raises(ConfigError, match="ppo_recurrent"):

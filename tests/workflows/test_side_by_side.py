@@ -12,6 +12,7 @@ from tests.workflows.dreamer_family import make_v1, make_v2
 from tests.workflows.dreamer_parts import CONTINUOUS, make_dreamer
 
 from rl_lab.specs import ObservationSpec
+from rl_lab.workflows.side_by_side import learn_side_by_side
 
 IMAGE = {"image": ObservationSpec("image", (16, 16, 3), "uint8")}
 FAMILIES = {
@@ -53,7 +54,7 @@ def test_gradients_are_those_of_one_backward_pass(family: str) -> None:
         torch.manual_seed(1)
         data = workflow._replayed(inputs)
         if branches:
-            total, losses, _, metrics = workflow._learn_side_by_side(data, *branches)
+            total, losses, _, metrics = learn_side_by_side(workflow, data, *branches)
         else:
             losses, _, metrics = workflow.losses(data)
             total = workflow.total(losses)
@@ -85,5 +86,5 @@ def test_both_sides_run_beside_each_other() -> None:
     torch.manual_seed(0)
     workflow: Any = make_dreamer()
     branch = BranchOnHost()
-    workflow._learn_side_by_side(workflow._replayed(workflow._inputs(dreamer_parts.make_batch(workflow))), branch)
+    learn_side_by_side(workflow, workflow._replayed(workflow._inputs(dreamer_parts.make_batch(workflow))), branch)
     assert branch.told == ["fork", "enter", "leave", "join", "fork", "enter", "leave", "join"]

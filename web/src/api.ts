@@ -5,7 +5,7 @@ export type Row = {
   workflow: string; environment: string; size: string | null; phase: string;
   env_steps: number | null; total_steps: number | null; updates: number | null; speed: number | null;
   eval_return: number | null; train_return: number | null; wall_s: number | null; left_s: number | null;
-  start: string; device: string; parameters: number | null;
+  start: string; device: string; parameters: number | null; can_dream: boolean;
 };
 
 export type Columns = { [name: string]: (number | null)[] } & { phase: string[] };
@@ -18,7 +18,7 @@ export type Detail = {
   events: Record<"time" | "env_steps" | "kind" | "message", string>[]; media: Media[];
   imagination: { horizon: number | null; keys: Record<string, Record<string, number | null>> };
   planning: { expected_mean: number | null; received_mean: number | null };
-  commands: { name: string; command: string }[]; action_repeat: number; checkpoints: string[]; row: Row;
+  commands: { name: string; command: string }[]; action_repeat: number; checkpoints: string[]; has_report: boolean; row: Row;
 };
 export type Glossary = {
   groups: { title: string; text: string; open: boolean; names: string[] }[]; sentences: Record<string, string>;

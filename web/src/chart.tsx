@@ -116,6 +116,10 @@ function optionsFor(state: { current: Parameters<typeof Chart>[0] }, own: HTMLEl
       drawClear: [(chart) => shade(chart, state.current.stretches ?? [])],
       draw: [(chart) => mark(chart, state.current.marks ?? [], state.current.cursorAt)],
       ready: [(chart) => {
+        // The edges of a band have no line, and no entry among the names.
+        const edges = series.flatMap((one, index) => (one.stroke === "transparent" ? [index] : []));
+        const names = chart.root.querySelectorAll<HTMLElement>(".u-legend .u-series");
+        for (const edge of edges) names[edge]?.classList.add("hidden");
         const pick = (event: MouseEvent) => state.current.onPick?.(chart.posToVal(event.offsetX, "x"));
         if (props.onPick) {
           chart.over.addEventListener("click", pick);
@@ -145,6 +149,7 @@ function shade(chart: uPlot, stretches: Stretch[]) {
     if (to - from > 60 * devicePixelRatio) {
       ctx.fillStyle = css("var(--quiet)");
       ctx.font = `${10 * devicePixelRatio}px system-ui`;
+      ctx.textAlign = "left";
       ctx.fillText(stretch.label, from + 4 * devicePixelRatio, bbox.top + 11 * devicePixelRatio, to - from);
     }
   }

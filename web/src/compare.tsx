@@ -37,7 +37,7 @@ export function Compare({ route, rows }: { route: Route; rows: Map<string, Row> 
   const lines = useMemo(() => (found ? curves(found.groups, Number(weight), !!single) : []), [found, weight, single]);
 
   if (!ids.length) return <Picker rows={rows} />;
-  const options = [...new Set(["eval/return_mean", ...(found?.metrics ?? [])])].map((name) => [name, name] as const);
+  const options = [...new Set(["eval/return_mean", metric, ...(found?.metrics ?? [])])].map((name) => [name, name] as const);
   const chosen = AXES.find(([key]) => key === axis)?.[1] ?? axis;
   return (
     <main>
@@ -56,9 +56,8 @@ export function Compare({ route, rows }: { route: Route; rows: Map<string, Row> 
         </div>
         {lines.length ? <Chart lines={lines} height={340} label={metric} xLabel={chosen} legend log={!!log} />
           : <p class="quiet">{found ? "No run has logged this metric." : "Reading the runs…"}</p>}
-        <Legend groups={found?.groups ?? []} />
       </Card>
-      {found && <Scores groups={found.groups} ids={ids} />}
+      {found && <Scores groups={found.groups} route={route} />}
       {found && <Card title={`Settings that differ (${found.differences.length})`}>
         {found.differences.length ? <div class="scroll"><table>
           <thead><tr><th>setting</th>{found.groups.map((group) => <th>{group.label}</th>)}</tr></thead>
@@ -85,12 +84,12 @@ function curves(groups: Group[], weight: number, single: boolean): Line[] {
   });
 }
 
-const Legend = ({ groups }: { groups: Group[] }) => (
-  <ul class="legend">{groups.map((group, index) => <li><i style={{ background: `var(--c${index % 8})` }} />{group.label} <span class="quiet">({group.runs.length})</span></li>)}</ul>
-);
-
-function Scores({ groups, ids }: { groups: Group[]; ids: string[] }) {
-  const without = (id: string) => link("compare", { run: ids.filter((other) => other !== id) });
+function Scores({ groups, route }: { groups: Group[]; route: Route }) {
+  const without = (id: string) => {
+    const query = new URLSearchParams(route.query);
+    query.delete("run", id);
+    return `#/compare?${query}`;
+  };
   return (
     <Card title="Scores" text="A group's return is the interquartile mean of its runs with the stratified bootstrap 95 % interval; a run's is the mean over its final evaluation episodes. An asterisk marks a run without one: its last evaluation so far.">
       <div class="scroll"><table>
@@ -116,7 +115,7 @@ function Picker({ rows }: { rows: Map<string, Row> }) {
     <section class="narrow-page">
       <h1>Compare runs</h1>
       <p>Select runs in the <a href={link("runs")}>table</a> (<kbd>x</kbd>) and press <kbd>c</kbd>, or take all runs of an experiment:</p>
-      <ul>{[...groups].map(([name, ids]) => <li><a href={link("compare", { run: ids.slice(0, 40) })}>{name}</a> <span class="quiet">{ids.length} runs</span></li>)}</ul>
+      <ul>{[...groups].map(([name, ids]) => <li><a href={link("compare", { run: ids.slice(0, 40) })}>{name}</a> <span class="quiet">{ids.length} run{ids.length === 1 ? "" : "s"}</span></li>)}</ul>
     </section>
   );
 }

@@ -23,13 +23,15 @@ export function Run({ route }: { route: Route }) {
     <main>
       <Notice text={trouble} />
       {shown && <Head row={shown} detail={detail} />}
-      <div class="tabs" role="tablist" aria-label="Parts of the run">
-        {TABS.map(([key, title]) => (
-          <button role="tab" aria-selected={tab === key} class={tab === key ? "on" : ""} onClick={() => setTab(key)}>{title}</button>
-        ))}
-        <a class="tab dream" href={link("dream", { id })}>Dream ▸</a>
+      <div class="tabs">
+        <div role="tablist" aria-label="Parts of the run" onKeyDown={(event) => turn(event, tab, setTab)}>
+          {TABS.map(([key, title]) => (
+            <button role="tab" id={`tab-${key}`} aria-selected={tab === key} tabIndex={tab === key ? 0 : -1} class={tab === key ? "on" : ""} onClick={() => setTab(key)}>{title}</button>
+          ))}
+        </div>
+        {shown?.can_dream !== false && <a class="tab dream" href={link("dream", { id })}>Dream ▸</a>}
       </div>
-      <div role="tabpanel">
+      <div role="tabpanel" aria-labelledby={`tab-${tab}`}>
         {tab === "curves" ? <CurvesTab route={route} columns={columns} repeat={detail?.action_repeat ?? 1} />
           : !detail ? <p class="quiet">Reading the run…</p>
           : tab === "episodes" ? <Episodes detail={detail} columns={columns} />
@@ -40,6 +42,16 @@ export function Run({ route }: { route: Route }) {
       </div>
     </main>
   );
+}
+
+/** Arrow keys move between the tabs. */
+function turn(event: KeyboardEvent, tab: string, choose: (key: string) => void) {
+  const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (!by) return;
+  const place = TABS.findIndex(([key]) => key === tab) + by;
+  const next = TABS[(place + TABS.length) % TABS.length][0];
+  choose(next);
+  document.getElementById(`tab-${next}`)?.focus();
 }
 
 function Head({ row, detail }: { row: Row; detail: Detail | null }) {
@@ -54,8 +66,8 @@ function Head({ row, detail }: { row: Row; detail: Detail | null }) {
     }
   };
   const facts: [string, string][] = [
-    [row.eval_return === null ? "last training return" : "last evaluation (return)", short(row.eval_return ?? row.train_return)],
-    ["env steps", row.total_steps ? `${whole(row.env_steps)} / ${short(row.total_steps)}` : whole(row.env_steps)],
+    [row.eval_return === null ? "last training return" : "evaluation return", short(row.eval_return ?? row.train_return)],
+    ["env steps", row.total_steps ? `${whole(row.env_steps)} / ${whole(row.total_steps)}` : whole(row.env_steps)],
     ["updates", whole(row.updates)], ["steps per second", short(row.speed, 3)],
     row.left_s !== null ? ["time left", duration(row.left_s)] : ["wall time", duration(row.wall_s)],
     ["parameters", short(row.parameters)],
@@ -69,11 +81,11 @@ function Head({ row, detail }: { row: Row; detail: Detail | null }) {
         {facts.map(([label, value], index) => <div class={index ? "" : "main"}><b>{value}</b><span class="quiet small">{label}</span></div>)}
       </div>
       <div class="toolbar actions">
-        <a class="button strong" href={link("dream", { id: row.id })}>Step into the dream</a>
+        {row.can_dream && <a class="button strong" href={link("dream", { id: row.id })}>Step into the dream</a>}
         {row.status === "running" && <button onClick={stop}>Stop (it saves)</button>}
         {detail && <Copy text={detail.path} label="copy path" />}
         {detail && <CopyCommand commands={detail.commands} />}
-        <a class="plain" href={`/api/report?${new URLSearchParams({ run: row.id })}`} target="_blank" rel="noopener">report</a>
+        {detail?.has_report && <a class="plain" href={`/api/report?${new URLSearchParams({ run: row.id })}`} target="_blank" rel="noopener">report</a>}
         <a class="plain" href={link("compare", { run: [row.id] })}>compare</a>
       </div>
       <Notice text={answer} kind="warn" />
@@ -123,7 +135,8 @@ function Episodes({ detail, columns }: { detail: Detail; columns: Columns | null
 }
 
 function Film({ run, file }: { run: string; file: Media }) {
-  const caption = file.env_steps === null ? file.name : `after ${whole(file.env_steps)} env steps`;
+  const caption = file.env_steps !== null ? `after ${whole(file.env_steps)} env steps`
+    : file.folder === "imagination" ? "What happened, what the model imagined with its eyes closed, and the difference" : file.name;
   return <figure><video controls loop muted playsInline preload="metadata" src={mediaAddress(run, file)} /><figcaption>{caption}</figcaption></figure>;
 }
 
@@ -152,7 +165,7 @@ function Imagination({ detail }: { detail: Detail }) {
         ))}
         {has("imagination") ? <Pictures detail={detail} folder="imagination" />
           : <p class="quiet">No pictures yet. They are drawn at the end of the run, or now with <code>rl-lab imagine {detail.path}</code>.</p>}
-        <p><a class="button" href={link("dream", { id: detail.id })}>Play in it yourself</a></p>
+        {detail.row.can_dream && <p><a class="button" href={link("dream", { id: detail.id })}>Play in it yourself</a></p>}
       </Card>
       {has("planning") && <Card title="What the planner considered"
         text={expected_mean === null ? undefined : `On average a plan promised ${short(expected_mean)}, and ${short(received_mean)} came.`}>
@@ -225,7 +238,7 @@ function System({ detail }: { detail: Detail }) {
 }
 
 const Table = ({ rows }: { rows: [string, string][] }) => (
-  <div class="scroll"><table><tbody>{rows.map(([key, value]) => <tr><td class="quiet">{key}</td><td class="break">{value}</td></tr>)}</tbody></table></div>
+  <div class="wide-scroll"><table><tbody>{rows.map(([key, value]) => <tr><td class="quiet">{key}</td><td class="break">{value}</td></tr>)}</tbody></table></div>
 );
 
 function Gauge({ label, share, text }: { label: string; share: number; text: string }) {

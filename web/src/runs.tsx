@@ -23,7 +23,9 @@ const COLUMNS: Column[] = [
   { key: "start", title: "started", value: (row) => row.start, shown: (row) => when(row.start) },
 ];
 const NUMERIC = new Set(["return", "env_steps", "speed", "left_s", "wall_s"]);
-const NARROW = new Set(["experiment", "name", "status", "return"]);
+const NARROW = new Set(["experiment", "name", "status", "return"]); // on a phone, too
+const ROOMY = new Set(["phase", "speed", "wall_s", "start"]); // on a wide window only
+const widthClass = (key: string) => (NARROW.has(key) ? "" : ROOMY.has(key) ? "roomy roomiest" : "roomy");
 const STATUSES = [["", "any status"], ["running", "running"], ["completed", "completed"], ["interrupted", "interrupted"], ["failed", "failed"], ["lost", "stopped without a word"]] as const;
 const PAGE = 150;
 
@@ -58,7 +60,7 @@ export function Runs({ route, rows, root, loaded }: { route: Route; rows: Map<st
     "/": () => box.current?.focus(),
     j: () => move(1), k: () => move(-1), ArrowDown: () => move(1), ArrowUp: () => move(-1),
     Enter: () => current && (location.hash = link("run", { id: current.id })),
-    d: () => current && (location.hash = link("dream", { id: current.id })),
+    d: () => current?.can_dream && (location.hash = link("dream", { id: current.id })),
     x: () => current && toggle(current.id),
     c: () => picked.size && (location.hash = link("compare", { run: [...picked] })),
     g: () => setGroup(group ? "" : "experiment"),
@@ -80,7 +82,7 @@ export function Runs({ route, rows, root, loaded }: { route: Route; rows: Map<st
           <thead><tr>
             <th class="tick"><span class="hidden">select</span></th>
             {columns.map((column) => <Head column={column} sort={sort} change={setSort} />)}
-            <th></th>
+            <th class="last"><span class="hidden">play</span></th>
           </tr></thead>
           <tbody>
             {visible.map((line, index) => line.row
@@ -99,7 +101,7 @@ export function Runs({ route, rows, root, loaded }: { route: Route; rows: Map<st
 function Head({ column, sort, change }: { column: Column; sort: string; change: (value: string) => void }) {
   const state = sort === column.key ? "ascending" : sort === `-${column.key}` ? "descending" : "none";
   return (
-    <th class={`${NUMERIC.has(column.key) ? "n" : ""} ${NARROW.has(column.key) ? "" : "roomy"}`} aria-sort={state}>
+    <th class={`${NUMERIC.has(column.key) ? "n" : ""} ${widthClass(column.key)}`} aria-sort={state}>
       <button class="plain" onClick={() => change(state === "descending" ? column.key : `-${column.key}`)}>
         {column.title}{state === "ascending" ? " ↑" : state === "descending" ? " ↓" : ""}
       </button>
@@ -114,15 +116,15 @@ function Line(props: { row: Row; columns: Column[]; isFocus: boolean; isPicked: 
     <tr class={props.isFocus ? "focus" : ""} onClick={props.look} onDblClick={open} data-run={row.id}>
       <td class="tick"><input type="checkbox" aria-label={`Select ${row.id}`} checked={props.isPicked} onChange={() => props.toggle(row.id)} /></td>
       {props.columns.map((column) => (
-        <td class={`${NUMERIC.has(column.key) ? "n" : ""} ${NARROW.has(column.key) ? "" : "roomy"} col-${column.key}`}>
+        <td class={`${NUMERIC.has(column.key) ? "n" : ""} ${widthClass(column.key)} col-${column.key}`}>
           {column.key === "status" ? <Badge status={row.status} />
-            : column.key === "name" ? <a href={link("run", { id: row.id })}>{row.name}</a>
+            : column.key === "name" ? <a href={link("run", { id: row.id })}>{row.name.split("-").flatMap((part, index) => (index ? ["-", <wbr />, part] : [part]))}</a>
             : column.shown(row)}
           {column.key === "env_steps" && row.status === "running" && row.total_steps
             ? <progress value={row.env_steps ?? 0} max={row.total_steps} aria-label="progress" /> : null}
         </td>
       ))}
-      <td class="n"><a class="button small" href={link("dream", { id: row.id })} title="Play inside this run's world model">Dream</a></td>
+      <td class="n last">{row.can_dream && <a class="button small" href={link("dream", { id: row.id })} title="Play inside this run's world model">Dream</a>}</td>
     </tr>
   );
 }
@@ -138,13 +140,17 @@ function GroupLine(props: { group: Group; isClosed: boolean; isFocus: boolean; f
   return (
     <tr class={`group ${props.isFocus ? "focus" : ""}`}>
       <td class="tick"></td>
-      <td colSpan={3}>
+      <td colSpan={2}>
         <button class="plain" aria-expanded={!props.isClosed} onClick={props.flip}>{props.isClosed ? "▸" : "▾"} {name}</button>
         <span class="quiet"> {rows.length} run{rows.length === 1 ? "" : "s"}{running ? `, ${running} running` : ""}</span>
       </td>
+      <td class="roomy roomiest"></td>
       <td class="n">{mean === null ? "" : <span title={`mean of ${scores.length} evaluations`}>∅ {short(mean)}</span>}</td>
-      <td class="roomy" colSpan={5}></td>
-      <td class="n"><button class="plain" onClick={() => props.pick(rows.map((row) => row.id))}>select all</button></td>
+      <td class="roomy"></td>
+      <td class="roomy roomiest"></td>
+      <td class="roomy"></td>
+      <td class="roomy roomiest" colSpan={2}></td>
+      <td class="n last"><button class="plain" onClick={() => props.pick(rows.map((row) => row.id))}>select all</button></td>
     </tr>
   );
 }

@@ -31,8 +31,8 @@ export function Choice<T extends string>(props: {
 }) {
   return (
     <label class="field" title={props.title}>
-      <span>{props.label}</span>
-      <select value={props.value} onChange={(event) => props.change(event.currentTarget.value as T)}>
+      {props.label && <span>{props.label}</span>}
+      <select value={props.value} aria-label={props.label ? undefined : props.title} onChange={(event) => props.change(event.currentTarget.value as T)}>
         {props.options.map(([value, text]) => <option value={value}>{text}</option>)}
       </select>
     </label>
@@ -52,14 +52,15 @@ export function Slider(props: {
   );
 }
 
+/** Buttons of which one is chosen. `off`: the ones that cannot be chosen now, with the reason. */
 export function Segments<T extends string>(props: {
-  label: string; value: T; options: readonly (readonly [T, string, string?])[]; change: (value: T) => void;
+  label: string; value: T; options: readonly (readonly [T, string, string?])[]; change: (value: T) => void; off?: Partial<Record<T, string>>;
 }) {
   return (
-    <div class="segments" role="radiogroup" aria-label={props.label}>
+    <div class="segments" role="group" aria-label={props.label}>
       {props.options.map(([value, text, title]) => (
-        <button role="radio" aria-checked={props.value === value} title={title} class={props.value === value ? "on" : ""}
-          onClick={() => props.change(value)}>{text}</button>
+        <button aria-pressed={props.value === value} title={props.off?.[value] ?? title} disabled={value in (props.off ?? {})}
+          class={props.value === value ? "on" : ""} onClick={() => props.change(value)}>{text}</button>
       ))}
     </div>
   );

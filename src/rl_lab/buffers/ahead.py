@@ -37,8 +37,13 @@ class DrawnAhead:
     def records_changed(self) -> None:
         """Some were added, or written anew."""
         if self._taken:
-            self._expected, self._taken = self._taken, 0
-            self._left.clear()
+            self._expected = self._taken
+            self.clear()
+
+    def clear(self) -> None:
+        """Give up what was drawn and not taken."""
+        self._taken = 0
+        self._left.clear()
 
     def take(self, spec: BatchSpec, names: list[str], rng: np.random.Generator) -> tuple[np.ndarray, Values]:
         """Record ids and fields of one batch. The windows that the index knows of must hold one."""

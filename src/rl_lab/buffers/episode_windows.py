@@ -8,8 +8,8 @@ import numpy as np
 class EpisodeWindows:
     """The windows of `window` consecutive records in episodes that lie end to end.
 
-    With `pad_before` and `pad_after` a window may begin or end so many records outside its episode; there the first or
-    the last record is repeated.
+    With `pad_before` and `pad_after` a window may begin or end up to this many records outside its episode; there the
+    first or the last record is repeated.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,18 +18,27 @@ CHUNK_BYTES = 64 << 20
 def save_rows(storage: Storage, held: np.ndarray, folder: Path) -> None:
     """The first `held[stream]` rows of every stream."""
     folder.mkdir(parents=True, exist_ok=True)
+    length = storage.rows // len(held)
     for name, spec in storage.fields.items():
         header = {"descr": np.lib.format.dtype_to_descr(np.dtype(spec.dtype)), "fortran_order": False}
         with open(folder / field_file(name, "npy"), "wb") as file:
             np.lib.format.write_array_header_2_0(file, header | {"shape": (int(held.sum()), *spec.shape)})
-            for start, stop in _chunks(storage, held, name):
-                rows = np.ascontiguousarray(storage.read_range(name, start, stop))
-                file.write(rows.reshape(-1).view(np.uint8).data)
+            for stream, count in enumerate(held.tolist()):
+                for start, stop in _chunks(storage, name, stream * length, count):
+                    rows = np.ascontiguousarray(storage.read_range(name, start, stop))
+                    file.write(rows.reshape(-1).view(np.uint8).data)
             file.flush()
             os.fsync(file.fileno())
 
 
 def load_rows(storage: Storage, held: np.ndarray, folder: Path) -> None:
+    """What `save_rows` wrote, of as many streams as are here."""
+    length = storage.rows // len(held)
+    load_streams(storage, held, folder, [stream * length for stream in range(len(held))])
+
+
+def load_streams(storage: Storage, held: np.ndarray, folder: Path, places: Sequence[int | None]) -> None:
+    """What `save_rows` wrote, the rows of each stream from its place on. None: they are left out."""
     for name, spec in storage.fields.items():
         path, expected = folder / field_file(name, "npy"), (int(held.sum()), *spec.shape)
         try:
@@ -42,10 +52,11 @@ def load_rows(storage: Storage, held: np.ndarray, folder: Path) -> None:
                 f"{path}: holds {saved.dtype} {saved.shape}, expected {spec.dtype} {expected}. The checkpoint belongs "
                 "to a run with other observations or another model size."
             )
-        offset = 0
-        for start, stop in _chunks(storage, held, name):
-            storage.write_range(name, start, saved[offset : offset + stop - start])
-            offset += stop - start
+        for rows, place in zip(np.split(saved, np.cumsum(held)[:-1]), places, strict=True):
+            if place is None:
+                continue
+            for start, stop in _chunks(storage, name, 0, len(rows)):
+                storage.write_range(name, place + start, rows[start:stop])
 
 
 def field_file(name: str, suffix: str) -> str:
@@ -53,10 +64,7 @@ def field_file(name: str, suffix: str) -> str:
     return f"{quote(name, safe='')}.{suffix}"
 
 
-def _chunks(storage: Storage, held: np.ndarray, name: str) -> list[tuple[int, int]]:
-    length, step = storage.rows // len(held), max(1, CHUNK_BYTES // max(row_bytes(storage.fields[name]), 1))
-    return [
-        (stream * length + start, stream * length + min(start + step, count))
-        for stream, count in enumerate(held.tolist())
-        for start in range(0, count, step)
-    ]
+def _chunks(storage: Storage, name: str, first: int, count: int) -> Iterator[tuple[int, int]]:
+    step = max(1, CHUNK_BYTES // max(row_bytes(storage.fields[name]), 1))
+    for start in range(first, first + count, step):
+        yield start, min(start + step, first + count)

@@ -31,7 +31,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--as-in-training", action="store_true", help="choose actions as while collecting, exploration included"
     )
-    parser.add_argument("settings", metavar="key=value", nargs="*", help="settings of --planner")
+    parser.add_argument("settings", metavar="key=value", nargs="*", default=[], help="settings of --planner")
     arguments.add_trust(parser)
     options = parser.parse_intermixed_args(argv)
     if options.settings and options.planner is None:

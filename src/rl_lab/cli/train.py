@@ -42,6 +42,9 @@ def run(argv: list[str]) -> int:
         from rl_lab.experiment.sweep import sweep
 
         return sweep(options.overrides, config_dirs=options.config_dir)
+    if "logging.console=off" not in options.overrides:  # the imports alone take seconds
+        sys.stdout.write("Loading PyTorch and building the run …\n")
+        sys.stdout.flush()
     from rl_lab.experiment.train import train
 
     return train(options.overrides, config_dirs=options.config_dir, trust=options.trust, requeue=options.requeue)

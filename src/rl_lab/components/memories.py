@@ -35,6 +35,6 @@ class GRUMemory(nn.Module):
         keep = (~is_first).to(memory.dtype).unsqueeze(-1)
         states = []
         for features_t, keep_t in zip(features.unbind(0), keep.unbind(0), strict=True):
-            memory = self.cell(features_t, memory * keep_t)
+            memory = self.step(features_t, memory * keep_t)
             states.append(memory)
         return torch.stack(states)

@@ -11,10 +11,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from rl_lab import ranks
 from rl_lab.components.acting import Acts
 from rl_lab.datasets.statistics import FieldStatistics
 from rl_lab.environments.adapter import ActionConverter
 from rl_lab.environments.settings import EnvironmentSettings
+from rl_lab.errors import CheckpointError
 from rl_lab.records import Batch, BatchSpec, FieldSpec, RecordBlock, RecordScan, VectorStep
 from rl_lab.simulation.service import SimulatorService
 
@@ -99,6 +101,14 @@ class DataSource(ABC):
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any], folder: Path) -> None: ...
+
+    def load_shares(self, shares: Sequence[tuple[dict[str, Any], Path]], own: slice) -> None:
+        """Take over what other ranks than those of now saved (`state_dict` and folder of each): this one has the
+        environments `own` of all."""
+        raise CheckpointError(
+            f"{type(self).__name__} cannot be dealt out to {ranks.count()} ranks: resume the run with "
+            f"training.devices={len(shares)}."
+        )
 
     def committed(self) -> None:  # noqa: B027
         """Told after the checkpoint that holds the last `state_dict` is safely on disk."""

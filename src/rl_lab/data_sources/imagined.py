@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_lab import ranks
 from rl_lab.buffers.batches import BatchGatherer
 from rl_lab.buffers.episode_windows import EpisodeWindows
 from rl_lab.buffers.saving import load_rows, save_rows
@@ -232,3 +233,8 @@ class ImaginedSource(DataSource):
         self._next, self._drawn = state["next"], state["drawn"]
         self._rng.bit_generator.state = json.loads(state["random"])
         self._windows.clear()
+
+    def load_shares(self, shares: Sequence[tuple[dict[str, Any], Path]], own: slice) -> None:
+        """A rank that is new imagines its own before its first batch."""
+        if ranks.rank() < len(shares):
+            self.load_state_dict(*shares[ranks.rank()])

@@ -47,7 +47,7 @@ class Schedule:
 
 
 class MixtureSource(DataSource):
-    """Each batch has so many sequences of each part as its weight says; fractions are carried over to later batches.
+    """Each part gives a batch the share of sequences that its weight says; fractions are carried over to later ones.
 
     `parts` names other sources of the run: {demos: 0.5, replay: 0.5}, or a schedule in a weight's place: {from: 1.0,
     to: 0.1, over_records: 50_000}. Records that are collected go to the one part that takes them. A batch is ready when
@@ -192,6 +192,9 @@ class MixtureSource(DataSource):
             )
         self._batches, self._records = state["batches"], state["records"]
         self._owed = state["owed"].numpy().copy()
+
+    def load_shares(self, shares: Sequence[tuple[dict[str, Any], Path]], own: slice) -> None:
+        self.load_state_dict(*shares[0])
 
 
 def _part_of(spec: BatchSpec, weight: float) -> BatchSpec:

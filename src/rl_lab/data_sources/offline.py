@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_lab import ranks
 from rl_lab.buffers import capacity as room
 from rl_lab.buffers.batches import BatchGatherer, GatheredBatch
 from rl_lab.buffers.episode_windows import EpisodeWindows
@@ -73,7 +74,7 @@ class OfflineSource(DataSource):
         alignment: Literal["auto", "after", "before"] = "auto",  # before: actions led to their observation
         action_units: ActionUnits = "auto",  # environment: its own; agent: [-1, 1]
         missing_last: MissingLast = "auto",  # where the observation after the last action was not kept
-        episodes: int | Sequence[int] | None = None,  # the first so many, or [from, to)
+        episodes: int | Sequence[int] | None = None,  # the first n, or those of [from, to)
         windows: Literal["episode", "stream"] = "episode",  # stream: across their ends, as in replay
         records: Literal["all", "decisions"] = "all",  # decisions: without the last record of each episode
         short_episodes: Literal["error", "skip"] = "error",  # than a window
@@ -332,6 +333,13 @@ class OfflineSource(DataSource):
         self.statistics = {name: FieldStatistics.from_state(value) for name, value in state["statistics"].items()}
         if self._extras is not None:
             load_rows(self._extras, np.array([len(self)]), folder)
+
+    def load_shares(self, shares: Sequence[tuple[dict[str, Any], Path]], own: slice) -> None:
+        """Every rank has the whole dataset, and draws of its own."""
+        new = ranks.rank() >= len(shares)
+        self.load_state_dict(*shares[0 if new else ranks.rank()])
+        if new:
+            self._rngs.clear()
 
     def close(self) -> None:
         if hasattr(self, "_storage"):

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_lab import ranks
 from rl_lab.buffers import capacity as room
 from rl_lab.buffers.ahead import MOST_BYTES, DrawnAhead
 from rl_lab.buffers.batches import BatchGatherer, GatheredBatch
 from rl_lab.buffers.disk import DiskStorage
 from rl_lab.buffers.priorities import PrioritySampler
 from rl_lab.buffers.ring import SequenceRing
-from rl_lab.buffers.saving import load_rows, save_rows
+from rl_lab.buffers.saving import load_rows, load_streams, save_rows
 from rl_lab.buffers.storage import DeviceStorage, HostStorage, Storage, row_bytes, upload
 from rl_lab.buffers.worker import OrderedWorker
 from rl_lab.data_sources.base import DataSource, SourceContext, Wait
@@ -338,14 +339,7 @@ class SequenceReplay(DataSource):
             save_rows(storage, self._ring.index.held(), folder)
         return state
 
-    def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
-        self._worker.drain()
-        here = {
-            "storage": self._storage_kind,
-            "sampling": self._sampling,
-            "num_envs": self._context.num_envs,
-            "length": self._ring.index.length,
-        }
+    def _require_same(self, state: Mapping[str, Any], **here: Any) -> None:
         if {state["storage"], self._storage_kind} == {"ram", "gpu"}:  # another device; they are saved alike
             del here["storage"]
         for name, value in here.items():
@@ -354,6 +348,12 @@ class SequenceReplay(DataSource):
                     f"The checkpoint's replay has {name}={state[name]}, this run's has {value}. Resume with the run's "
                     "own data_sources.replay and environment.num_envs."
                 )
+
+    def load_state_dict(self, state: dict[str, Any], folder: Path) -> None:
+        self._worker.drain()
+        index = self._ring.index
+        kinds = {"storage": self._storage_kind, "sampling": self._sampling}
+        self._require_same(state, **kinds, num_envs=index.num_envs, length=index.length)
         self._ring.load_state_dict(state["streams"])
         if self._priorities is not None:
             self._priorities.load_state_dict(state["priorities"])
@@ -375,6 +375,33 @@ class SequenceReplay(DataSource):
         else:
             load_rows(storage, self._ring.index.held(), folder)
         self._ahead.load_state_dict(state["ahead"])
+
+    def load_shares(self, shares: Sequence[tuple[dict[str, Any], Path]], own: slice) -> None:
+        """The records and priorities of this rank's environments. Batches that were drawn ahead are given up."""
+        self._worker.drain()
+        states, storage, length = [state for state, _ in shares], self._ring.storage, self._ring.index.length
+        self._require_same(states[0], storage=self._storage_kind, sampling=self._sampling, length=length)
+        if isinstance(storage, DiskStorage):  # refused before it was opened, too
+            return super().load_shares(shares, own)
+        streams = [state["streams"] for state in states]
+        self._ring.load_state_dict(ranks.dealt(streams, own))
+        if self._priorities is not None:
+            saved = [state["priorities"] for state in states]
+            masses = ranks.dealt([part["masses"].view(-1, length) for part in saved], own)
+            known = ranks.dealt([part["known"] for part in saved], own)
+            self._priorities.load_state_dict({"masses": masses.flatten(), "known": known})
+        if ranks.rank() < len(shares):
+            self._rng.bit_generator.state = json.loads(states[ranks.rank()]["rng"])
+        self._last_spec = None
+        self._ready_for.clear()
+        self._pending.clear()
+        self._ahead.clear()
+        places = {number: place * length for place, number in enumerate(range(own.start, own.stop))}
+        first = 0  # the number of the first environment of a share
+        for state, (_, folder) in zip(streams, shares, strict=True):
+            held = np.minimum(state["written"].numpy(), length)
+            load_streams(storage, held, folder, [places.get(first + stream) for stream in range(len(held))])
+            first += len(held)
 
     def committed(self) -> None:
         if isinstance(self._ring.storage, DiskStorage):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from rl_lab import ranks
 from rl_lab.buffers.rollouts import EpochOrder, RolloutPacker
 from rl_lab.data_sources.base import DataSource, SourceContext, Wait
 from rl_lab.errors import CheckpointError, ConfigError, DataError
@@ -125,3 +127,10 @@ class StreamSource(DataSource):
         self._packer.load_state_dict(state["packer"], folder)
         self._order.load_state_dict(state["order"])
         self._rollout = None
+
+    def load_shares(self, shares: Sequence[tuple[dict[str, Any], Path]], own: slice) -> None:
+        """The rollout under way is given up: its minibatches were drawn among other decisions. A new one begins."""
+        self._packer.number = shares[0][0]["packer"]["number"]
+        if ranks.rank() < len(shares):
+            self._order.load_state_dict(shares[ranks.rank()][0]["order"])
+        self.drop()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from rl_lab import ranks
 from rl_lab.errors import EnvironmentFailure
 from rl_lab.records import VectorStep
 from rl_lab.specs import ActionSpec, ObservationSpec
 
 SeedStream = Literal["train", "eval", "final", "evolution", "record"]
+PER_ENV = ("episode", "anchor", "failures", "actions", "observation", "reward", "is_first")  # rows of a saved state
 EpisodeSeed = Callable[[int, int], int]  # (environment index, episode number) -> seed
 
 
@@ -88,3 +90,12 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+
+def dealt_environments(states: Sequence[Mapping[str, Any]], own: slice) -> dict[str, Any]:
+    """What `load_state_dict` takes where ranks saved `states` and this one has the environments `own` of all: the
+    running episodes go on. Empty where episodes could not be saved."""
+    if not all(states):
+        return {}
+    rows = {name: ranks.dealt([state[name] for state in states], own) for name in PER_ENV}
+    return {**states[0], **rows, "num_envs": own.stop - own.start}

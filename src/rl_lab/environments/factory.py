@@ -19,7 +19,7 @@ from rl_lab.environments.failures import described
 from rl_lab.environments.families import family_of
 from rl_lab.environments.headless import prepare_rendering, quiet_mujoco
 from rl_lab.environments.settings import EnvironmentSettings
-from rl_lab.environments.wrappers import PixelObservation, quicken_action_check
+from rl_lab.environments.wrappers import PixelObservation, WithoutPictures, quicken_action_check
 from rl_lab.errors import ConfigError, EnvironmentFailure, RLLabError, nearest
 
 
@@ -109,11 +109,13 @@ def _make(spec: EnvSpec, settings: EnvironmentSettings, render: bool) -> gymnasi
         warnings.simplefilter("ignore")  # a newer version of an id, a render mode: not the user's concern here
         try:
             env = gymnasium.make(spec, disable_env_checker=True, max_episode_steps=-1, **kwargs)
-        except TypeError as error:
-            if "render_mode" not in str(error) or "render_mode" in settings.kwargs:
+        except Exception as error:
+            if not render or "render_mode" in settings.kwargs:
                 raise
-            kwargs.pop("render_mode", None)  # it cannot be rendered: no video, but it can be played
+            kwargs.pop("render_mode")  # if that was it, there may be no video, but it can be played
             env = gymnasium.make(spec, disable_env_checker=True, max_episode_steps=-1, **kwargs)
+            if not isinstance(error, TypeError):  # it knows render modes and refused this one
+                env = WithoutPictures(env)
     if spec.order_enforce and isinstance(env, gymnasium.wrappers.OrderEnforcing):
         env = env.env
     return env

@@ -69,6 +69,7 @@ FAMILIES: tuple[Family, ...] = (
         "Push-T", r"^rl_lab/PushT", "rl_lab/PushT-v0", "pusht", ("gym_pusht", "pymunk"), "rl_lab.environments.push_t"
     ),
     Family("Board games", r"^rl_lab/", "rl_lab/Connect4-v0", None, (), "rl_lab.environments.board_games"),
+    Family("MinAtar", r"^MinAtar/", "MinAtar/Breakout-v1", "minatar", ("minatar",), "rl_lab.environments.minatar"),
     Family("MiniGrid", r"^(MiniGrid|BabyAI)-", "MiniGrid-Empty-5x5-v0", "minigrid", ("minigrid",), "minigrid"),
 )
 

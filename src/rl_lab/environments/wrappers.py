@@ -68,6 +68,13 @@ class PixelObservation(gymnasium.Wrapper):
         return frame
 
 
+class WithoutPictures(gymnasium.Wrapper):
+    """An environment that cannot return pictures; its own render() might open a window."""
+
+    def render(self) -> None:
+        return None
+
+
 def _is_image(space: spaces.Space) -> bool:
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and image_layout(space.shape) is not None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,13 +66,16 @@ def parse_overrides(overrides: Sequence[str]) -> list[Override]:
         try:
             parsed.append(parser.parse_override(line))
         except HydraException as error:
-            hint = (
-                f" Did you mean +experiment={line}?"
-                if line.isidentifier()
-                else " Quote values with special characters."
-            )
+            hint = _hint_for_a_word(line) if line.isidentifier() else " Quote values with special characters."
             raise ConfigError(f"'{line}' is not an override of the form key=value.{hint}") from error
     return parsed
+
+
+def _hint_for_a_word(word: str) -> str:
+    close = get_close_matches(word, registry.names(registry.config_folders(), "experiment"), n=1)
+    if close:
+        return f" Did you mean +experiment={close[0]}?"
+    return " +experiment=NAME picks an experiment, training.resume_path=RUN goes on with a run."
 
 
 def normalise(parsed: Sequence[Override], folders: Sequence[registry.ConfigFolder]) -> list[str]:
@@ -121,7 +125,8 @@ def _check_choice(group: str, choice: Any, folders: Sequence[registry.ConfigFold
     known = registry.names(folders, group)
     if choice not in known:
         shown = "null" if choice is None else str(choice)
-        raise ConfigError(f"{group}={shown}: there is no such {group}.{nearest(shown, known)} See: rl-lab list.")
+        which = f" One environment is named by environment.id={shown}." if group == "environment" else ""
+        raise ConfigError(f"{group}={shown}: there is no such {group}.{nearest(shown, known)}{which} See: rl-lab list.")
 
 
 def _searchpath(folders: Sequence[registry.ConfigFolder]) -> list[str]:

@@ -50,11 +50,13 @@ def _control(environment: dict[str, str], *arguments: str, commands: str = "") -
     """Run the control program; where it fails, what it says."""
     if shutil.which(CONTROL) is None:
         return f"{CONTROL} is not installed"
-    try:
-        done = subprocess.run(
-            [CONTROL, *arguments], env=environment, input=commands, capture_output=True, text=True, timeout=SECONDS,
-            check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    return None if done.returncode == 0 else (done.stderr or done.stdout).strip() or f"exit status {done.returncode}"
+    with tempfile.TemporaryFile("w+") as output:  # not a pipe: a daemon that holds it open would be waited for
+        try:
+            done = subprocess.run(
+                [CONTROL, *arguments], env=environment, input=commands, stdout=output, stderr=output, text=True,
+                timeout=SECONDS, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+        output.seek(0)
+        return None if done.returncode == 0 else output.read().strip() or f"exit status {done.returncode}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from rl_lab import ranks
 from rl_lab.data_sources.base import DataSource
 from rl_lab.environments import EnvironmentFacts
 from rl_lab.errors import ConfigError
@@ -55,9 +56,10 @@ def describe(
 
 
 def _device_text(settings: Settings, device: torch.device) -> str:
+    together = f", {ranks.count()} ranks that share all out" if ranks.count() > 1 else ""
     if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"{device}, {torch.get_num_threads()} thread(s) for the updates"
+        return f"{device} ({torch.cuda.get_device_name(device)}){together}"
+    return f"{device}, {torch.get_num_threads()} thread(s) for the updates{together}"
 
 
 def _environment_lines(settings: Settings, facts: EnvironmentFacts, backend: str) -> list[str]:
@@ -70,10 +72,17 @@ def _environment_lines(settings: Settings, facts: EnvironmentFacts, backend: str
     limit = f", at most {facts.max_episode_steps} decisions an episode" if facts.max_episode_steps else ""
     repeat = f", each for {facts.action_repeat} frames" if facts.action_repeat != 1 else ""
     lines = [
-        f"Task      {environment.id}, {environment.num_envs} at once ({backend}), {facts.step_cost_us:.0f} µs a step",
+        f"Task      {environment.id}, {environment.num_envs * ranks.count()} at once ({backend}), "
+        f"{facts.step_cost_us:.0f} µs a step",
         f"Actions   {text}{repeat}{limit}",
     ]
-    return lines + [f"Note      {note}" for note in facts.notes]
+    notes = list(facts.notes)
+    if facts.max_episode_steps is None:
+        notes.append(
+            "its episodes have no time limit. Where an agent can play one for ever, so would an evaluation:"
+            " environment.time_limit=N ends it after N frames"
+        )
+    return lines + [f"Note      {note}" for note in notes]
 
 
 def phase_lines(phases: Sequence[Phase], settings: Settings) -> list[str]:
@@ -101,8 +110,11 @@ def phase_lines(phases: Sequence[Phase], settings: Settings) -> list[str]:
 def update_lines(phases: Sequence[Phase], settings: Settings, sources: Mapping[str, DataSource]) -> list[str]:
     """About how many updates the run will make; why, where it is none."""
     total = settings.training.total_timesteps
+    count = ranks.count()  # the settings and the sources are those of a share
     waits = {name: source.wait() for name, source in sources.items()}
-    counts = expected_updates(phases, total_timesteps=total, num_envs=settings.environment.num_envs, waits=waits)
+    waits = {name: wait._replace(records=wait.records * count) for name, wait in waits.items()}
+    envs = settings.environment.num_envs * count
+    counts = expected_updates(phases, total_timesteps=total, num_envs=envs, waits=waits)
     if counts is None or not any(phase.updates for phase in phases):
         return []
     made = sum(counts.values())

@@ -18,7 +18,6 @@ from rl_lab.errors import RLLabError
 from rl_lab.experiment.engines import engine
 from rl_lab.experiment.gpu_sharing import shared_gpu
 from rl_lab.experiment.jobs import Job, Start, run_jobs
-from rl_lab.experiment.learning_code import settings_digest
 from rl_lab.experiment.prepare import Prepared, prepare
 from rl_lab.experiment.results import (
     chosen_actions,
@@ -101,9 +100,7 @@ def reproduce(
         if not done:
             raise RLLabError("; ".join(failed) + ". There is nothing to write yet.")
         scores = _evaluate(done, episodes=episodes, logs=logs, at_once=at_once, say=say, start=start)
-    path = _write(
-        experiment, prepared, overrides, done, scores, episodes=episodes, results=results, config_dirs=config_dirs
-    )
+    path = _write(experiment, prepared, overrides, done, scores, episodes=episodes, results=results)
     if failed:
         raise RLLabError("; ".join(failed) + ". The other seeds are in " + str(path))
     return path
@@ -158,7 +155,6 @@ def _write(
     *,
     episodes: int,
     results: Path,
-    config_dirs: Sequence[Path],
 ) -> Path:
     path = results / f"{experiment}.json"
     protocol = _protocol(prepared, episodes)
@@ -171,10 +167,7 @@ def _write(
         rows[plan.seed] = result_row(run, plan.seed, scores[plan.seed], curve.relative_to(results).as_posix())
     config = {name: section for name, section in prepared.config.items() if name != "run_root"}
     config["experiment"] = {**config["experiment"], "seed": None}
-    settings = settings_digest(experiment, overrides, config_dirs=config_dirs)
-    write_results(
-        path, experiment=experiment, overrides=overrides, protocol=protocol, config=config, settings=settings, rows=rows
-    )  # fmt: skip
+    write_results(path, experiment=experiment, overrides=overrides, protocol=protocol, config=config, rows=rows)
     return path
 
 

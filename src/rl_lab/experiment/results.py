@@ -81,6 +81,7 @@ def result_row(run: RunDirectory, seed: int, score: Mapping[str, Any], curve: st
         "machine": info.get("machine"),
         "commit": info.get("commit"),
         "code": info.get("code"),
+        "settings": info.get("settings"),
         "versions": info.get("versions"),
         "parameters": (info.get("parameters") or {}).get("total"),
         "curve": curve,
@@ -126,10 +127,9 @@ def write_results(
     overrides: Sequence[str],
     protocol: Mapping[str, Any],
     config: Mapping[str, Any],
-    settings: str,
     rows: Rows,
 ) -> None:
-    """Write the file with its interquartile mean and 95 % bootstrap interval. `settings` is their digest."""
+    """Write the file with its interquartile mean and 95 % bootstrap interval."""
     ordered = [rows[seed] for seed in sorted(rows)]
     returns = [row["return_mean"] for row in ordered]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,6 @@ def write_results(
         "rows": ordered,
         "iqm": interquartile_mean(returns) if returns else None,
         "ci95": list(bootstrap_interval(returns)) if returns else None,
-        "settings": settings,
         "config": dict(config),
     }
     write_atomic(path, to_json(content))

@@ -52,8 +52,17 @@ class Resumption:
         """The message to the user."""
         start = self.checkpoint.name if self.checkpoint is not None else "its latest checkpoint"
         changes = ", ".join(f"{key}={value}" for key, value in self.accepted.items())
-        return f"Going on with {self.run.path} from {start}, with its own configuration" + (
-            f" and these overrides: {changes}." if changes else "."
+        overrides = f" and these overrides: {changes}." if changes else "."
+        return (
+            f"Going on with {self.run.path} from {start}, with its own configuration{overrides}{self._nothing_left()}"
+        )
+
+    def _nothing_left(self) -> str:
+        if self.checkpoint is not None or BUDGET_KEY in self.accepted or self.run.info().get("status") != "completed":
+            return ""
+        return (
+            f" It is complete: its last evaluation and its report are made again. To train on: {BUDGET_KEY}=N, above"
+            f" {self.prepared.settings.training.total_timesteps:,}."
         )
 
 

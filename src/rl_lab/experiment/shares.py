@@ -23,13 +23,15 @@ import torch
 from rl_lab import ranks
 from rl_lab.errors import MESSAGE_PREFIX, ConfigError, RLLabError
 from rl_lab.experiment.prepare import Prepared
+from rl_lab.experiment.resume import Resumption
 from rl_lab.experiment.validation import load_target
+from rl_lab.orchestration.checkpoint import CheckpointManager, ranks_of
 from rl_lab.orchestration.run_directory import RunDirectory
 
 SEED_DOMAIN = 8  # keeps what a rank draws apart from other streams of the run's seed
 PER_RUN = ("capacity", "start_after", "beta_records")  # settings of data sources that count records of all ranks
 POLL_S = 0.1
-_COMMAND = "from rl_lab.cli.rank import main; main()"
+COMMAND = "from rl_lab.cli.rank import main; main()"
 GRACE_S = 300.0  # for the ranks to write a checkpoint
 
 
@@ -68,6 +70,19 @@ def check(prepared: Prepared) -> None:
             f"--nnodes={training.nodes} --nproc-per-node={training.devices} --rdzv-backend=c10d "
             "--rdzv-endpoint=HOST:29500 -m rl_lab train …"
         )
+
+
+def check_resumption(resumption: Resumption) -> None:
+    """Refuse to deal a replay on disk out to other ranks, before it is opened: its files have the size of a share."""
+    count = wanted(resumption.prepared)
+    checkpoint = resumption.checkpoint or CheckpointManager(resumption.run.checkpoints, workflow="").latest()
+    saved = count if checkpoint is None else ranks_of(checkpoint)
+    for name, node in (resumption.prepared.config.get("data_sources") or {}).items():
+        if saved != count and node.get("storage") == "disk":
+            raise ConfigError(
+                f"data_sources.{name}.storage=disk: the records of {saved} ranks stay where they are and cannot be "
+                f"dealt out to {count}. Resume with training.devices={saved}."
+            )
 
 
 def _check_gpus(prepared: Prepared) -> None:
@@ -164,7 +179,7 @@ def run_ranks(assignment: Assignment, count: int) -> int:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
         try:
-            _wait(processes, told)
+            codes = _wait(processes, told)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -172,7 +187,7 @@ def run_ranks(assignment: Assignment, count: int) -> int:
                 if process.poll() is None:
                     process.kill()
                 process.wait()
-        return _judge(processes, logs)
+        return _judge(codes, logs)
 
 
 def _start(rank: int, count: int, port: int, assignment: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -185,13 +200,7 @@ def _start(rank: int, count: int, port: int, assignment: Path, log: Path) -> sub
     environment.setdefault("OMP_NUM_THREADS", "1")
     with open(log, "wb") as errors:
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-c",
-                "from rl_lab.cli.rank import main; main()",
-                assignment,
-            ],
+            [sys.executable, "-P", "-c", COMMAND, assignment],
             env=environment,
             stderr=errors,
             start_new_session=True,  # a terminal's Ctrl-C goes to this process alone, which passes it on once
@@ -205,21 +214,22 @@ def _pass_on(processes: list[subprocess.Popen[bytes]], told: list[int], number: 
             process.send_signal(number)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], told: list[int]) -> None:
-    """Until all have ended, or one has failed; what is left then is killed."""
+def _wait(processes: list[subprocess.Popen[bytes]], told: list[int]) -> list[int | None]:
+    """Until all have ended, or one has failed and the others have had time to notice: the exit codes, None of those
+    that go on."""
     deadline = None
     while any(process.poll() is None for process in processes):
         failed = any(process.poll() not in (None, 0) for process in processes)
         if deadline is None and failed:
             deadline = time.monotonic() + (GRACE_S if told else 10.0)
         if deadline is not None and time.monotonic() > deadline:
-            return
+            break
         time.sleep(POLL_S)
+    return [process.poll() for process in processes]
 
 
-def _judge(processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> int:
+def _judge(codes: list[int | None], logs: list[Path]) -> int:
     """The exit code; the message of the rank that failed by itself becomes the error."""
-    codes = [process.returncode for process in processes]
     messages = [log.read_text(errors="replace").strip().splitlines() for log in logs]
     for code, lines in zip(codes, messages, strict=True):
         own = [line.removeprefix(MESSAGE_PREFIX) for line in lines if line.startswith(MESSAGE_PREFIX)]
@@ -228,11 +238,10 @@ def _judge(processes: list[subprocess.Popen[bytes]], logs: list[Path]) -> int:
     if codes[0] in (0, 129, 130, 143):
         sys.stderr.write("".join(f"{line}\n" for line in messages[0]))
         return int(codes[0])
-    for rank, code in enumerate(codes):
-        if code:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-            raise RLLabError(f"rank {rank} {how}. Go on from the last checkpoint with training.resume_path.")
-    return 0
+    # One that was killed says nothing, and those that lost it end by themselves.
+    code, rank = min((code, rank) for rank, code in enumerate(codes) if code)
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    raise RLLabError(f"rank {rank} {how}. Go on from the last checkpoint with training.resume_path.")
 
 
 def read_assignment(path: str) -> Assignment:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from hydra.version import setbase
@@ -45,7 +47,7 @@ def sweep(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> int:
     GlobalHydra.instance().clear()
     hydra = Hydra.create_main_hydra2("rl_lab", create_config_search_path(f"pkg://{CONFIG_MODULE}"))
     try:
-        hydra.multirun("config", _Task(tuple(config_dirs)), list(lines), with_log_configuration=False)
+        batches = hydra.multirun("config", _Task(tuple(config_dirs)), list(lines), with_log_configuration=False)
     except RLLabError:
         raise
     except (HydraException, OmegaConfBaseException) as error:
@@ -57,7 +59,16 @@ def sweep(overrides: Sequence[str], *, config_dirs: Sequence[Path] = ()) -> int:
         raise ConfigError(one_line(error)) from error
     finally:
         GlobalHydra.instance().clear()
+    sys.stdout.writelines(f"{line}\n" for line in _closing_lines(batches or ()))
     return 0
+
+
+def _closing_lines(batches: Iterable[Sequence[JobReturn]]) -> list[str]:
+    """How each run ended, by the settings that are its own: runs on other machines say nothing here."""
+    jobs = [job for batch in batches for job in batch]
+    shared = set.intersection(*(set(job.overrides or ()) for job in jobs)) if len(jobs) > 1 else set[str]()
+    own = [[word.lstrip("+") for word in job.overrides or () if word not in shared] for job in jobs]
+    return [f"{' '.join(words)}: {OBJECTIVE} {job.return_value:g}" for words, job in zip(own, jobs, strict=True)]
 
 
 def _require_engine(group: str, name: str) -> None:

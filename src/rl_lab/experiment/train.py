@@ -14,11 +14,11 @@ from typing import Any
 
 from rl_lab import ranks
 from rl_lab.environments.worker import end_with_parent
-from rl_lab.errors import RLLabError
+from rl_lab.errors import CheckpointError, RLLabError
 from rl_lab.experiment import shares
 from rl_lab.experiment.build import Experiment, build
 from rl_lab.experiment.config import parse_overrides
-from rl_lab.experiment.learning_code import code_digest
+from rl_lab.experiment.learning_code import digests
 from rl_lab.experiment.prepare import Prepared, prepare
 from rl_lab.experiment.resume import RESUME_KEY, Resumption, is_over, prepare_resume, runs_with
 from rl_lab.orchestration.files import NO_ROOM
@@ -110,6 +110,7 @@ def _train(
 def _resume(overrides: Sequence[str], trust: bool, stop_rule: StopRule | None) -> Outcome:
     resumption = prepare_resume(overrides, trust=trust)
     shares.check(resumption.prepared)
+    shares.check_resumption(resumption)
     if ranks.is_launched():
         ranks.join()
     if shares.wanted(resumption.prepared) == ranks.count():
@@ -144,7 +145,7 @@ def _new_run(prepared: Prepared, overrides: Sequence[str], mark: Mapping[str, An
         config=prepared.to_yaml(),
         argv=sys.argv,
         overrides=list(overrides),
-        code=code_digest(prepared.config),
+        **digests(prepared.config),
         **({} if mark is None else {"sweep": dict(mark)}),
     )
 
@@ -170,9 +171,20 @@ def _go(prepared: Prepared, run: RunDirectory, resumption: Resumption | None, st
             return Outcome(code, run.path, pruned=experiment.orchestrator.pruned is not None)
         except Exception as error:
             error.run_folder = run.path  # type: ignore[attr-defined]  # the command line writes the traceback there
+            if resumption is not None and not resumption.is_trusted and not isinstance(error, RLLabError | OSError):
+                raise _forged(run, error) from error
             raise
         finally:
             experiment.orchestrator.close()
+
+
+def _forged(run: RunDirectory, error: Exception) -> CheckpointError:
+    """A stranger's checkpoint can hold anything; some of that shows only when it is computed with."""
+    return CheckpointError(
+        f"{run.path} was not made here, and going on from its checkpoint ended with {type(error).__name__}:"
+        f" {' '.join(str(error).split())[:300]}. No checkpoint that RL Lab wrote should do so: ask whoever sent it for"
+        " another copy. If you trust it, add --trust, and the traceback is kept."
+    )
 
 
 def _run(experiment: Experiment, prepared: Prepared, run: RunDirectory, resumption: Resumption | None) -> int:
@@ -186,6 +198,9 @@ def _run(experiment: Experiment, prepared: Prepared, run: RunDirectory, resumpti
             orchestrator.recorder.event("damaged", damaged)
         run.write_config(prepared.to_yaml(), mark=resumption.is_trusted)
     run.write_text("plan.txt", experiment.plan)
-    run.start(device=str(experiment.device), parameters=experiment.parameters, argv=sys.argv)
+    run.start(
+        device=str(experiment.device), parameters=experiment.parameters, argv=sys.argv,
+        has_world_model=orchestrator.context.simulator.is_attached,
+    )  # fmt: skip
     console.message(experiment.plan)
     return orchestrator.run()

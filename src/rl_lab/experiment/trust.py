@@ -79,6 +79,7 @@ def open_config(
         checks = [_node_refusals(plain)]
         if builds_environment:
             checks.append(_environment_refusals(plain.get("environment")))
+            checks.append(_argument_refusals(plain.get("evaluation"), "evaluation", "environment_kwargs"))
         if sends_metrics:
             checks.append(_logging_refusals(plain.get("logging")))
         refused = next((line for check in checks for line in check), None)
@@ -136,8 +137,16 @@ def _environment_refusals(node: Any) -> Iterator[str]:
         yield f"its environment.id={name} would import a module"
     elif family_of(name) is None and name not in gymnasium.registry:
         yield f"its environment.id={name} is of no known family and not registered in this process"
-    for place, text in _texts(node.get("kwargs"), "environment.kwargs"):
-        if ":" in text:  # an environment that wraps another one would take it for module:Name
+    if node.get("ray_address") not in (None, "auto"):
+        yield f"its environment.ray_address={node['ray_address']} is a cluster of its own choice, which sends objects"
+    yield from _argument_refusals(node, "environment", "kwargs")
+
+
+def _argument_refusals(node: Any, section: str, key: str) -> Iterator[str]:
+    """Arguments of an environment: one that wraps another would take module:Name in them for the other's id."""
+    arguments = node.get(key) if isinstance(node, Mapping) else None
+    for place, text in _texts(arguments, f"{section}.{key}"):
+        if ":" in text:
             yield f"its {place}={text} could name a module"
 
 

@@ -22,6 +22,7 @@ from rl_lab.experiment.settings import (
     LoggingSettings,
     TrainingSettings,
 )
+from rl_lab.orchestration.conditions import RECORDED, SHARES
 
 PART_GROUPS = ("components", "controllers", "optimizers", "data_sources")
 TOP_LEVEL = (*SECTIONS, "environment", "workflow", *PART_GROUPS, "run_root", "size", "auto_size", "presets", "_dims")
@@ -68,8 +69,16 @@ def validate_settings(config: Mapping[str, Any]) -> Settings:
         raise ConfigError(
             "evaluation.select=best needs checkpoint.best, the metric that the best is chosen by (eval/return_mean)."
         )
+    _check_best(sections["checkpoint"].best)
     environment = _mapping("environment", config.get("environment"))
     return Settings(**sections, environment=EnvironmentSettings.from_mapping(environment))
+
+
+def _check_best(metric: str | None) -> None:
+    """The metric that the best agent is chosen by is one that evaluations report."""
+    known = [name for name in RECORDED if name.startswith("eval/")]
+    if metric is not None and metric not in known and not metric.startswith(SHARES):
+        raise ConfigError(f"checkpoint.best is '{metric}', which no evaluation reports.{nearest(metric, known)}")
 
 
 def _check_name(name: str | None) -> None:

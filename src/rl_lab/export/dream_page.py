@@ -98,9 +98,11 @@ def state_tensors(state: Any) -> Tensors:
 
 
 def _shown(model: DreamModel, state: Any) -> Tensors:
-    """The tensors that the page draws for a state."""
+    """The tensors that the page draws for a state; images from 0 to 1."""
     assert model.decode is not None
-    found = {f"observation.{key}": value.float() for key, value in model.decode(state).items()}
+    decoded = model.decode(state)
+    found = {f"observation.{key}": value.float() / (255.0 if value.dtype == torch.uint8 else 1.0)
+             for key, value in decoded.items()}  # fmt: skip
     if model.simulator.has_value:
         found["value"] = model.simulator.value(state)
     if model.simulator.has_policy:

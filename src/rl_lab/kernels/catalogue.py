@@ -19,7 +19,7 @@ class Kernel:
     target: str  # the exact class, by its full name
     method: str
     backend: Backend
-    implementation: str  # "package.module:function"; beside it stands `supports_function(module) -> reason | None`
+    implementation: str  # "package.module:function"; beside it may stand `supports_function` and `precompile_function`
     mirrors: tuple[str, ...]  # full names of the plain functions that it computes
     parts: tuple[str, ...] = ()  # the exact classes that submodules may have
 
@@ -29,18 +29,22 @@ class Kernel:
 
     def load(self) -> Callable[..., Any]:
         """The function itself. Its module is imported here, and nowhere before."""
-        place, _, function = self.implementation.partition(":")
-        return getattr(importlib.import_module(place), function)
+        function = self._find()
+        assert function is not None, self.implementation
+        return function
 
     def precompile(self) -> Callable[..., None] | None:
         """The function that compiles it ahead of its first call, where there is one."""
-        place, _, function = self.implementation.partition(":")
-        return getattr(importlib.import_module(place), f"precompile_{function}", None)
+        return self._find("precompile_")
 
     def supports(self, module: Any) -> str | None:
         """The reason why the kernel cannot take a module of this size or kind; None where it can."""
+        supports = self._find("supports_")
+        return None if supports is None else supports(module)
+
+    def _find(self, prefix: str = "") -> Callable[..., Any] | None:
         place, _, function = self.implementation.partition(":")
-        return getattr(importlib.import_module(place), f"supports_{function}")(module)
+        return getattr(importlib.import_module(place), prefix + function, None)
 
 
 LAYERS = "rl_lab.nn.layers"
@@ -48,16 +52,13 @@ CONVOLUTIONS = "rl_lab.nn.convolutions"
 MODULE_LIST = "torch.nn.modules.container.ModuleList"
 MODELS = "rl_lab.components.world_models"
 DENSE_LAYERS = (f"{LAYERS}.NormedLinear", f"{LAYERS}.Linear", f"{LAYERS}.RMSNorm", f"{LAYERS}.LayerNorm")
-LAYER_SOURCES = (f"{LAYERS}.NormedLinear.forward", f"{LAYERS}.RMSNorm.forward")
 LOOP_SOURCES = tuple(
     f"{MODELS}.base.{name}" for name in ("StateSpaceModel.observe", "StateSpaceModel.observe_step", "mask_state")
 )
 SAMPLE_SOURCES = (
     "rl_lab.nn.distributions.softmax",
-    *(
-        f"rl_lab.nn.distributions.UnimixCategorical.{name}"
-        for name in ("probs", "sample", "sample_index", "_straight_through")
-    ),
+    *(f"rl_lab.nn.distributions.UnimixCategorical.{name}" for name in ("probs", "sample", "sample_index")),
+    "rl_lab.nn.distributions.UnimixCategorical._straight_through",
 )
 DENSE_SOURCES = tuple(f"{MODELS}.dense_rssm.DenseModel.{name}" for name in ("advance", "posterior"))
 DENSE_PARTS = (
@@ -120,7 +121,8 @@ KERNELS: tuple[Kernel, ...] = (
                 f"{MODELS}.rssm.BlockRSSM.{name}"
                 for name in ("advance", "activate", "posterior", "_to_blocks", "_from_blocks")
             ),
-            f"{LAYERS}.BlockLinear.forward_blocks", "rl_lab.nn.distributions.tanh", *LAYER_SOURCES, *SAMPLE_SOURCES,
+            *(f"{LAYERS}.{name}" for name in ("BlockLinear.forward_blocks", "NormedLinear.forward", "RMSNorm.forward")),
+            "rl_lab.nn.distributions.tanh", *SAMPLE_SOURCES,
         ),
         parts=(*DENSE_LAYERS, f"{LAYERS}.BlockLinear", f"{LAYERS}.MLP"),
     ),

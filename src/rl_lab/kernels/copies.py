@@ -8,13 +8,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from rl_lab.kernels.graphs import structure
+from rl_lab.kernels.registry import Accelerated
+
 Module = TypeVar("Module", bound=nn.Module)
-
-
-def planning_dtype(device: torch.device, autocast_dtype: torch.dtype | None) -> torch.dtype | None:
-    """float16 where products may have short mantissas: it has those of TF32, and takes half as long. Else none."""
-    short = autocast_dtype is not None or torch.get_float32_matmul_precision() != "highest"
-    return torch.float16 if short and device.type == "cuda" else None
 
 
 class WorkingCopies:
@@ -26,25 +23,44 @@ class WorkingCopies:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self._sources: list[Tensor] = []
-        self._targets: list[Tensor] = []
+        self._originals: list[nn.Module] = []
+        self._copies: list[nn.Module] = []
 
     def add(self, module: Module) -> Module:
         """The copy of a module. It runs its plain methods: kernels were chosen for the original's precision."""
-        twin = copy.deepcopy(module)
-        for part in twin.modules():
-            if hasattr(part, "kernels"):
-                setattr(part, "kernels", {})  # noqa: B010  # a plain attribute, which torch's stubs do not know
-            if not isinstance(part, nn.LayerNorm) and not getattr(part, "full_precision", False):
-                for value in part.parameters(recurse=False):
-                    value.data = value.data.to(self.dtype)
-        twin.requires_grad_(False)
-        self._sources += module.parameters()
-        self._targets += twin.parameters()
+        twin = self._copied(module)
+        self._originals.append(module)
+        self._copies.append(twin)
+        self._note()
         return twin
 
     @torch.no_grad()
-    def refresh(self) -> None:
-        """Take over the present weights."""
-        if len(self._targets) > 0:
+    def refresh(self) -> bool:
+        """Take over the present weights. Where an original got or lost a hook, a layer or a method since, the copies
+        become copies of what it is now; whether they did."""
+        changed = structure(self._originals) != self._seen
+        if changed:
+            for module, twin in zip(self._originals, self._copies, strict=True):
+                fresh = self._copied(module)
+                twin.__class__ = fresh.__class__
+                vars(twin).clear()
+                vars(twin).update(vars(fresh))
+            self._note()
+        if self._sources:
             torch._foreach_copy_(self._targets, self._sources)
+        return changed
+
+    def _copied(self, module: Module) -> Module:
+        twin = copy.deepcopy(module)
+        for part in twin.modules():
+            if isinstance(part, Accelerated):
+                part.kernels = {}
+            if not isinstance(part, nn.LayerNorm) and not getattr(part, "full_precision", False):
+                for value in part.parameters(recurse=False):
+                    value.data = value.data.to(self.dtype)
+        return twin.requires_grad_(False)
+
+    def _note(self) -> None:
+        self._seen = structure(self._originals)
+        self._sources: list[Tensor] = [value for module in self._originals for value in module.parameters()]
+        self._targets: list[Tensor] = [value for twin in self._copies for value in twin.parameters()]

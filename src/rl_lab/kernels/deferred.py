@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rl_lab.kernels.copies import WorkingCopies
-from rl_lab.kernels.graphs import compile_block, structure
+from rl_lab.kernels.graphs import compile_block
 
 Tensors = tuple[Tensor, ...]
 Step = Callable[..., Tensors]  # (*state, *driving, *given) -> (*next state, *outputs)
@@ -106,7 +106,7 @@ class DeferredFiltering:
     """`StateSpaceModel.observe` for a recurrent model without further memory; products are computed in `dtype`."""
 
     def __init__(self, model: Any, dtype: torch.dtype) -> None:
-        self.model, self.dtype, self.copies, self.seen = model, dtype, WorkingCopies(dtype), structure([model])
+        self.model, self.dtype, self.copies = model, dtype, WorkingCopies(dtype)
         self._copy = self.copies.add(model)
         self._step, self._all_steps = compile_block(self._copied_step), compile_block(self._steps_at_once)
 
@@ -149,15 +149,12 @@ def observe(
     model: Any, embed: Tensor, prev_action: Tensor, is_first: Tensor, initial: Any, noise: Tensor
 ) -> tuple[Any, Tensor]:
     """`StateSpaceModel.observe`. The state before the first step gets no gradient."""
-    if model not in _filterings or _filterings[model].seen != structure([model]):
-        _filterings[model] = DeferredFiltering(model, _compute_dtype(embed))
+    if model not in _filterings:
+        device = embed.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+        _filterings[model] = DeferredFiltering(model, dtype)
     return _filterings[model](embed, prev_action, is_first, initial, noise)
 
 
 def supports_observe(model: Any) -> str | None:
     return None if torch.is_grad_enabled() else "nothing is differentiated"
-
-
-def _compute_dtype(x: Tensor) -> torch.dtype:
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32

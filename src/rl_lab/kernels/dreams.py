@@ -13,31 +13,34 @@ from torch import Tensor
 
 from rl_lab.kernels.copies import WorkingCopies
 from rl_lab.kernels.deferred import DeferredLoop, Tensors
-from rl_lab.kernels.graphs import compile_block, compile_steps, structure
+from rl_lab.kernels.graphs import compile_block, compile_steps
 
 
-class CopiedDream:
+class _OnCopies:
+    """Copies of model and actor, in `dtype`."""
+
+    def __init__(self, model: Any, actor: Any, dtype: torch.dtype) -> None:
+        self._copies = WorkingCopies(dtype)
+        self._model, self._actor = self._copies.add(model), self._copies.add(actor)
+
+
+class CopiedDream(_OnCopies):
     """`StateSpaceModel.imagine` without gradients, in `dtype`."""
 
     def __init__(self, model: Any, actor: Any, dtype: torch.dtype) -> None:
-        self._originals, self._seen = (model, actor), structure((model, actor))
-        self._copies = WorkingCopies(dtype)
-        self._model, self._actor = self._copies.add(model), self._copies.add(actor)
+        super().__init__(model, actor, dtype)
         compile_steps(self._model)
 
-    def holds(self) -> bool:
-        """Whether the copies still are copies: model and actor have the layers, hooks and methods that they had."""
-        return structure(self._originals) == self._seen
-
     def __call__(self, start: Any, latent_noise: Tensor, action_noise: Tensor) -> Any:
-        self._copies.refresh()
+        if self._copies.refresh():
+            compile_steps(self._model)
         return self._model.imagine(start, self._policy, latent_noise=latent_noise, action_noise=action_noise)
 
     def _policy(self, features: Tensor, noise: Tensor) -> Tensor:
         return _choose(self._actor, features, noise)
 
 
-class DeferredDream:
+class DeferredDream(_OnCopies):
     """Dreams whose gradient reaches the actor through a model without further memory.
 
     The loop runs on copies of model and actor, in `dtype`. The actor sees states without their gradient, so that it can
@@ -46,16 +49,11 @@ class DeferredDream:
 
     def __init__(self, model: Any, actor: Any, dtype: torch.dtype, make: Callable[..., Any]) -> None:
         """`make(deter, stoch, actions)` is called with h and z [horizon + 1, batch, size] and the actions."""
-        self._originals, self._seen = (model, actor), structure((model, actor))
-        self.actor, self._copies, self._make = actor, WorkingCopies(dtype), make
-        self._model, self._copied_actor = self._copies.add(model), self._copies.add(actor)
+        super().__init__(model, actor, dtype)
+        self.actor, self._make = actor, make
         self._predict, self._act, self._act_again = (
             compile_block(function) for function in (self._predicted, self._acted, self._acted_again)
         )
-
-    def holds(self) -> bool:
-        """Whether model and actor are still those it was made for, as in `CopiedDream`."""
-        return structure(self._originals) == self._seen
 
     def __call__(self, start: Any, latent_noise: Tensor, action_noise: Tensor) -> Any:
         self._copies.refresh()
@@ -73,7 +71,7 @@ class DeferredDream:
         return state.deter, state.stoch, state.deter.clone(), state.stoch.clone()
 
     def _acted(self, noise: Tensor, deter: Tensor, stoch: Tensor) -> Tensor:
-        return _choose(self._copied_actor, torch.cat([deter, stoch], -1), noise)
+        return _choose(self._actor, torch.cat([deter, stoch], -1), noise)
 
     def _acted_again(self, noise: Tensor, deter: Tensor, stoch: Tensor) -> Tensor:
         return _choose(self.actor, torch.cat([deter, stoch], -1), noise)

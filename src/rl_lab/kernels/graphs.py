@@ -21,8 +21,6 @@ Inputs = dict[str, Tensor]
 Outputs = dict[str, Tensor]
 COMPILER_PATIENCE = 30.0  # seconds
 MOST_COMPILERS = 8  # processes: the more there are, the longer they take to start, and this one has work, too
-
-
 _enabled = True
 
 
@@ -98,21 +96,15 @@ def await_compiler() -> None:
 
 
 class Precompilation:
-    """Compiles Triton kernels ahead of their first call, in threads: most of that work lets other threads run."""
+    """Compiles the kernels of some modules ahead of their first call, those that can be (`precompile_<function>`). It
+    does so in threads: most of that work lets other threads run."""
 
-    def __init__(self, tasks: Sequence[Callable[[], None]]) -> None:
+    def __init__(self, modules: Sequence[nn.Module], *, batch: int, dtype: torch.dtype) -> None:
+        parts = [part for root in modules for part in root.modules() if isinstance(part, Accelerated)]
+        found = [(part, kernel.precompile()) for part in parts for kernel in part.kernels.values()]
+        tasks = [partial(compile_, part, batch=batch, dtype=dtype) for part, compile_ in found if compile_ is not None]
         self._pool = ThreadPoolExecutor(max(1, len(tasks)))
         self._running = [self._pool.submit(task) for task in tasks]
-
-    @classmethod
-    def of(cls, modules: Sequence[nn.Module], *, batch: int, dtype: torch.dtype) -> Precompilation:
-        """The chosen kernels of these modules that can be compiled beforehand (`precompile_<function>`)."""
-        tasks = []
-        for module in (part for root in modules for part in root.modules() if isinstance(part, Accelerated)):
-            for kernel in module.kernels.values():
-                if (precompile := kernel.precompile()) is not None:
-                    tasks.append(partial(precompile, module, batch=batch, dtype=dtype))
-        return cls(tasks)
 
     def wait(self) -> None:
         """Until all are compiled. A kernel that could not be is compiled at its first call."""
@@ -182,7 +174,7 @@ class CapturedStep:
         function: Callable[[Inputs], Outputs],
         state: Callable[[], Sequence[Tensor]],
         *,
-        modules: Sequence[nn.Module] = (),
+        modules: Sequence[nn.Module],
         precompilation: Precompilation | None = None,
         warmup: int = 2,  # the first one compiles, the second runs as it will be captured
     ):
@@ -197,6 +189,9 @@ class CapturedStep:
             self._capture(inputs)
         if not self._capturable:
             return self._function({name: tensor.to("cuda", non_blocking=True) for name, tensor in inputs.items()})
+        return self._replay(inputs)
+
+    def _replay(self, inputs: Mapping[str, Tensor]) -> Outputs:
         for name, tensor in inputs.items():
             self._inputs[name].copy_(tensor, non_blocking=True)
         assert self._graph is not None
@@ -240,10 +235,15 @@ class CapturedStep:
 def structure(modules: Sequence[nn.Module]) -> int:
     """A number that changes when a part of these is swapped, or gets or loses a hook, a function or a parameter. It
     stays the same when parameters only change their values."""
-    return hash(tuple(_identity(part) for module in modules for part in module.modules()))
-
-
-def _identity(part: nn.Module) -> tuple[Any, ...]:
-    own = tuple((name, id(value)) for name, value in part.__dict__.items() if callable(value))
-    hooks = tuple(tuple(getattr(part, name)) for name in HOOKS)
-    return id(part), type(part), part.training, own, hooks, tuple(map(id, part._parameters.values()))
+    found: list[Any] = []
+    met: set[int] = set()
+    following = list(modules)
+    while following:  # `Module.modules` takes longer, and this is asked before every replay of a graph
+        part = following.pop()
+        if id(part) not in met:
+            met.add(id(part))
+            following += [child for child in part._modules.values() if child is not None]
+            found += (id(part), type(part), part.training, *part._modules, *map(id, part._parameters.values()))
+            found += [(name, id(value)) for name, value in part.__dict__.items() if callable(value)]
+            found += [(kind, *hooks) for kind in HOOKS if (hooks := getattr(part, kind))]
+    return hash(tuple(found))

@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules import module as torch_module
 
 from rl_lab.kernels.catalogue import KERNELS, PACKAGES, Backend, Kernel
@@ -141,16 +142,9 @@ def _meant_class(kind: type) -> type:
 
 def _subclass_reason(kernel: Kernel, kind: type) -> str:
     methods = [name.rpartition(".")[2] for name in kernel.mirrors if name.startswith(kernel.target + ".")]
-    own = [name for name in methods if any(name in base.__dict__ for base in _until(kind, kernel.target))]
+    derived = list(takewhile(lambda base: full_name(base) != kernel.target, kind.__mro__))
+    own = [name for name in methods if any(name in base.__dict__ for base in derived)]
     return f"{kind.__name__} overrides {', '.join(own)}" if own else f"{kind.__name__} is a class of its own"
-
-
-def _until(kind: type, target: str) -> Iterator[type]:
-    """The classes that stand before the target in the order of resolution."""
-    for base in kind.__mro__:
-        if full_name(base) == target:
-            return
-        yield base
 
 
 def full_name(kind: type) -> str:
@@ -164,8 +158,7 @@ def is_installed(package: str) -> bool:
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Run a Triton kernel; with tensors that have no memory (`meta`) it is compiled only."""
-    first: Tensor = arguments[0]
-    if first.is_meta:
+    if arguments[0].is_meta:
         kernel.warmup(*arguments, grid=grid, **constants)
     else:
         kernel[grid](*arguments, **constants)

@@ -8,7 +8,6 @@ a change of a plain function its kernels step aside until they compute the new o
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
 import io
 import json
@@ -17,7 +16,10 @@ import tokenize
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
+
+from rl_lab.kernels.catalogue import KERNELS
 
 FILE = Path(__file__).with_name("fingerprints.json")
 LAYOUT = {
@@ -37,25 +39,14 @@ def changed_source(names: Iterable[str]) -> str | None:
 
 def find(name: str) -> Any:
     """The function with a full name such as `package.module.Class.method`, as it is now."""
-    owner, attribute = _owner(name)
-    value = vars(owner)[attribute] if attribute in vars(owner) else inspect.getattr_static(owner, attribute)
+    owner, _, attribute = name.rpartition(".")
+    own = vars(_owner(owner))
+    value = own[attribute] if attribute in own else inspect.getattr_static(_owner(owner), attribute)
     function: Any = value.fget if isinstance(value, property) else value
     return inspect.unwrap(function)
 
 
-@cache
-def _owner(name: str) -> tuple[Any, str]:
-    """The module or class that a function belongs to, and its name there."""
-    words = name.split(".")
-    for end in range(len(words) - 1, 0, -1):
-        try:
-            owner: Any = importlib.import_module(".".join(words[:end]))
-        except ModuleNotFoundError:
-            continue
-        for word in words[end:-1]:
-            owner = inspect.getattr_static(owner, word)
-        return owner, words[-1]
-    raise ModuleNotFoundError(name)
+_owner = cache(resolve_name)  # the module or class with a full name
 
 
 @cache
@@ -81,8 +72,6 @@ def _is_docstring(token: tokenize.TokenInfo) -> bool:
 
 def renew() -> None:
     """Take the present functions as those that the kernels compute."""
-    from rl_lab.kernels.catalogue import KERNELS
-
     names = sorted({name for kernel in KERNELS for name in kernel.mirrors})
     FILE.write_text(json.dumps({name: _fingerprint_of(find(name)) for name in names}, indent=1) + "\n")
 

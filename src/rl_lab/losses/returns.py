@@ -86,6 +86,13 @@ def from_second(x: Tensor, dim: int) -> Tensor:
 # They are time-major: state t = 0 … H, and the discount d_t on arriving at state t.
 
 
+def with_first(
+    discount: Float[Tensor, "states starts"], first: Float[Tensor, " starts"]
+) -> Float[Tensor, "states starts"]:
+    """The discounts with another d_0: that of the state which a dream starts in, known from the data."""
+    return torch.cat([first[None].to(discount.dtype), discount[1:]])
+
+
 def cumulative_discounts(discount: Float[Tensor, "states batch"]) -> Float[Tensor, "states batch"]:
     """d_0·…·d_t: the probability, discounted, that the dream reaches state t and goes on. A constant."""
     return discount.detach().cumprod(0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def padded_sizes(tensors: Sequence[Tensor], multiple: int) -> list[int]:
-    """Room for each tensor, if all begin at multiples of a size."""
+    """The size of each tensor, rounded up so that all begin at multiples of a number."""
     return [-(-tensor.numel() // multiple) * multiple for tensor in tensors]
 
 

@@ -9,7 +9,8 @@ truncated normal, `glorot` the uniform distribution.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -167,3 +168,16 @@ class Head(nn.Module):
         hidden = self.trunk(x)
         parts = [output(hidden) for output in self.outputs]
         return at_least_float32(parts[0] if len(parts) == 1 else torch.cat(parts, -1))
+
+
+@contextmanager
+def frozen(*modules: nn.Module) -> Iterator[None]:
+    """Inside, these modules' parameters get no gradient; what is computed with them still has one by its inputs."""
+    parameters = [value for module in modules for value in module.parameters() if value.requires_grad]
+    for value in parameters:
+        value.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for value in parameters:
+            value.requires_grad_(True)

@@ -22,31 +22,8 @@ def _normal_log_prob(value: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return -0.5 * ((value - mean) / std).square() - torch.log(std) - HALF_LOG_TWO_PI
 
 
-class BoundedNormal:
-    """DreamerV3: a plain normal with mean tanh(m) and deviation between 0.1 and 1; samples are not squashed."""
-
-    noise: ClassVar[NoiseKind] = "normal"
-
-    def __init__(self, params: Float[Tensor, "*lead params"], *, min_std: float = 0.1, max_std: float = 1.0) -> None:
-        raw_mean, raw_std = at_least_float32(params).chunk(2, -1)
-        self.mean = torch.tanh(raw_mean)
-        self.std = (max_std - min_std) * torch.sigmoid(raw_std + 2.0) + min_std
-
-    def log_prob(self, value: Float[Tensor, "*lead size"]) -> Float[Tensor, "*lead"]:
-        return _normal_log_prob(value, self.mean, self.std).sum(-1)
-
-    def entropy(self) -> Float[Tensor, "*lead"]:
-        return (torch.log(self.std) + (0.5 + HALF_LOG_TWO_PI)).sum(-1)
-
-    def sample(self, noise: Float[Tensor, "*lead size"] | None = None) -> Float[Tensor, "*lead size"]:
-        return self.mean + self.std * (torch.randn_like(self.mean) if noise is None else noise)
-
-    def mode(self) -> Float[Tensor, "*lead size"]:
-        return self.mean
-
-
 class LatentNormal:
-    """A diagonal normal latent, given by mean and deviation."""
+    """A diagonal normal, given by mean and deviation: that of a latent."""
 
     noise: ClassVar[NoiseKind] = "normal"
 
@@ -67,6 +44,14 @@ class LatentNormal:
 
     def mode(self) -> Float[Tensor, "*lead size"]:
         return self.mean
+
+
+class BoundedNormal(LatentNormal):
+    """DreamerV3: a plain normal with mean tanh(m) and deviation between 0.1 and 1; samples are not squashed."""
+
+    def __init__(self, params: Float[Tensor, "*lead params"], *, min_std: float = 0.1, max_std: float = 1.0) -> None:
+        raw_mean, raw_std = at_least_float32(params).chunk(2, -1)
+        super().__init__(torch.tanh(raw_mean), (max_std - min_std) * torch.sigmoid(raw_std + 2.0) + min_std)
 
 
 def normal_kl(left: LatentNormal, right: LatentNormal) -> Float[Tensor, "*lead"]:

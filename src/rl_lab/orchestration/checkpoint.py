@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -23,10 +24,8 @@ VERSION = 1
 MANIFEST, AGENT_FILE, TRAINING_FILE, SOURCES = "manifest.json", "agent.pt", "training.pt", "sources"
 AGENT_KEYS = ("components", "controllers", "workflow_state")  # what it takes to act
 BEST = "best"
-_MANIFEST_KEYS = {"version": int, "workflow": str, "step": int, "files": dict}
-
-
 SHARED_KEYS = ("components", "controllers", "optimizers")  # the same on every rank
+_MANIFEST_KEYS = {"version": int, "workflow": str, "step": int, "files": dict}
 
 
 def share_file(rank: int) -> str:
@@ -40,20 +39,41 @@ def share_folder(rank: int) -> str:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one rank saved."""
+
+    state: dict[str, Any]
+    sources: dict[str, dict[str, Any]]
+    folder: Path  # with the large arrays of its data sources
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint that was read and verified."""
 
     path: Path
     workflow: str
     step: int
-    state: dict[str, Any]
-    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
-    rank: int = 0  # whose sources these are
+    state: dict[str, Any]  # of this rank; of the first one where there were other ranks than now
+    # This rank's, or all where there were other ranks than now; none where only the agent was asked for.
+    shares: list[Share] = field(default_factory=list)
+    ranks: int = 1  # that made it
+    env_steps: int | None = None  # of the agent in best/, which `step` counts together with offline updates
 
-    def restore_source(self, name: str, source: DataSource) -> None:
-        if name not in self.sources:
+    @property
+    def is_of_these_ranks(self) -> bool:
+        """Whether as many ranks made it as there are now."""
+        return self.ranks == ranks.count()
+
+    def restore_source(self, name: str, source: DataSource, own: slice) -> None:
+        """`own`: the environments of this rank, counted over all ranks."""
+        if any(name not in share.sources for share in self.shares):
             raise CheckpointError(f"{self.path} holds no data source '{name}': it was made with another configuration.")
-        source.load_state_dict(self.sources[name], self.path / share_folder(self.rank) / name)
+        saved = [(share.sources[name], share.folder / name) for share in self.shares]
+        if self.is_of_these_ranks:
+            source.load_state_dict(*saved[0])
+        else:
+            source.load_shares(saved, own)
 
 
 class CheckpointManager:
@@ -87,13 +107,13 @@ class CheckpointManager:
             source.committed()
         return target
 
-    def save_best(self, step: int, state: Mapping[str, Any], score: float) -> Path:
+    def save_best(self, step: int, state: Mapping[str, Any], score: float, *, env_steps: int | None = None) -> Path:
         """Keep what it takes to act as `best/`; the score is that of its own evaluation."""
         agent = {key: value for key, value in state.items() if key in AGENT_KEYS}
         target = self.folder / BEST
         if not ranks.is_first():
             return target
-        self._write(target, lambda folder: _save(agent, folder / AGENT_FILE), step, score=score)
+        self._write(target, lambda folder: _save(agent, folder / AGENT_FILE), step, score=score, env_steps=env_steps)
         return target
 
     def _write(self, target: Path, fill: Any, step: int, **extra: Any) -> None:
@@ -142,7 +162,7 @@ class CheckpointManager:
         """Keep the newest ones; those beyond `step` belong to a future that was given up."""
         found = self.available()
         for number in [number for number in found if number > step] + [n for n in found if n <= step][: -self.keep]:
-            shutil.rmtree(found[number], ignore_errors=True)
+            self._remove(found[number])
 
     def forget_after(self, step: int) -> None:
         """Remove what is younger than `step`, which the run went back to: it belongs to a future that was given up."""
@@ -151,10 +171,18 @@ class CheckpointManager:
             self._point_latest(found[step])
         for number, path in found.items():
             if number > step:
-                shutil.rmtree(path, ignore_errors=True)
+                self._remove(path)
         best = self.best()
         if best is not None and not self._step_of(best) <= step:
-            shutil.rmtree(best, ignore_errors=True)
+            self._remove(best)
+
+    def _remove(self, path: Path) -> None:
+        """Take its name away first: a process that is killed in between leaves no half of a checkpoint behind."""
+        gone = self.folder / f".tmp-{path.name}-{os.getpid()}"
+        shutil.rmtree(gone, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.rename(path, gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
     def _step_of(self, path: Path) -> float:
         """The step that a manifest states; infinite where it states none."""
@@ -213,24 +241,17 @@ class CheckpointManager:
         if path is None:
             raise CheckpointError(f"There is no checkpoint in {self.folder}: the run was stopped before its first one.")
         manifest = self._verified_manifest(path, agent_only=agent_only)
-        state = self._read(path, AGENT_FILE, AGENT_KEYS)
-        sources: dict[str, Any] = {}
+        state, shares, count = self._read(path, AGENT_FILE, AGENT_KEYS), list[Share](), _ranks_in(manifest)
         if not agent_only:
-            self._require_ranks(path, manifest)
-            training = self._read(path, TRAINING_FILE, ("state", "sources"))
-            state, sources = {**state, **training["state"]}, training["sources"]
-            if not ranks.is_first():
-                own = self._read(path, share_file(ranks.rank()), ("state", "sources"))
-                state, sources = {**state, **own["state"]}, own["sources"]
-        return Checkpoint(path, manifest["workflow"], manifest["step"], state, sources, ranks.rank())
-
-    def _require_ranks(self, path: Path, manifest: Mapping[str, Any]) -> None:
-        saved = manifest.get("ranks", 1)
-        if saved != ranks.count():
-            raise CheckpointError(
-                f"{path} holds the shares of {saved} ranks and this run has {ranks.count()}: resume it with "
-                f"training.devices={saved}."
-            )
+            first = self._read(path, TRAINING_FILE, ("state", "sources"))
+            state = {**state, **first["state"]}
+            for rank in (ranks.rank(),) if count == ranks.count() else range(count):
+                read = first if rank == 0 else self._read(path, share_file(rank), ("state", "sources"))
+                shares.append(Share({**state, **read["state"]}, read["sources"], path / share_folder(rank)))
+            state = shares[0].state
+        env_steps = manifest.get("env_steps")
+        env_steps = env_steps if isinstance(env_steps, int) else None
+        return Checkpoint(path, manifest["workflow"], manifest["step"], state, shares, count, env_steps)
 
     def _verified_manifest(self, path: Path, *, agent_only: bool) -> dict[str, Any]:
         manifest = read_json(path / MANIFEST)
@@ -281,6 +302,16 @@ class CheckpointManager:
         if older:
             return f" An older checkpoint exists: resume with training.resume_path={older[-1]}"
         return " There is no other checkpoint in this run."
+
+
+def ranks_of(path: Path) -> int:
+    """How many ranks made a checkpoint."""
+    return _ranks_in(read_json(path / MANIFEST) or {})
+
+
+def _ranks_in(manifest: Mapping[str, Any]) -> int:
+    count = manifest.get("ranks", 1)
+    return count if isinstance(count, int) and count > 0 else 1
 
 
 def _save_training(

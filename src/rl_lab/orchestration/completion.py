@@ -23,7 +23,7 @@ class FinalEvaluation(NamedTuple):
 
     result: EvaluationResult
     selected: Literal["last", "best"]
-    step: int  # at which that agent stood, as checkpoints count
+    step: int  # env steps that it had learned from; updates in a run without any
 
     @property
     def agent(self) -> str:
@@ -81,11 +81,11 @@ def _final_evaluation(orchestrator: Orchestrator) -> FinalEvaluation | None:
     console, episodes = orchestrator.recorder.console, settings.final_episodes or settings.episodes
     console.activity("final evaluation")
     best = orchestrator.checkpoints.best() if settings.select == "best" else None
-    step = orchestrator.clock
+    step = orchestrator.scheduler.env_steps or orchestrator.clock
     if best is not None:
         checkpoint = orchestrator.checkpoints.load(best, agent_only=True)
         load_agent(checkpoint, workflow, context)
-        step = checkpoint.step
+        step = checkpoint.env_steps or checkpoint.step
     envs = orchestrator.eval_envs("final", render=settings.video)
     try:
         result = evaluate(

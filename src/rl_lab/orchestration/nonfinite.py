@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rl_lab import ranks
 from rl_lab.errors import ConfigError, NonFiniteError, nearest
 from rl_lab.metrics.values import Metrics, TensorMetrics
 from rl_lab.orchestration.randomness import forked_random
@@ -102,7 +103,8 @@ class NonFiniteGuard:
     def _save_batch(self, batch: Batch, updates: int) -> Path:
         folder = self._run.path / "nonfinite"
         folder.mkdir(exist_ok=True)
-        path = folder / f"batch-{updates}.pt"
+        share = "" if ranks.is_first() else f"-rank-{ranks.rank()}"
+        path = folder / f"batch-{updates}{share}.pt"
         torch.save(_to_cpu(batch), path)
         return path
 

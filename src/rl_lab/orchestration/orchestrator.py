@@ -29,7 +29,7 @@ from rl_lab.orchestration.phase_records import Phase
 from rl_lab.orchestration.recorder import Recorder
 from rl_lab.orchestration.recovery import resume, roll_back
 from rl_lab.orchestration.run_directory import RunDirectory
-from rl_lab.orchestration.run_state import agent_state, gather_state, restore_state
+from rl_lab.orchestration.run_state import agent_state, fitting, gather_state, restore_state
 from rl_lab.orchestration.scheduler import Action, PhaseScheduler
 from rl_lab.orchestration.signals import StopSignal
 from rl_lab.records import Batch, BatchSpec, CollectResult
@@ -136,7 +136,7 @@ class Orchestrator:
         self.best_score: float | None = None
         self._watch = ConditionWatch()
         self._shares = ranks.count()  # every rank collects and learns from one share
-        self._passes = 0
+        self._passes, self._heard = 0, 0  # `_heard`: the signal that all ranks know of
         self.gone_back_to: set[str] = set()  # checkpoints that rollbacks have tried
         # The clock counts env steps, and updates in phases that collect nothing: what logs and checkpoints go by.
         self.clock = 0
@@ -172,11 +172,12 @@ class Orchestrator:
             self.recorder.console.message(
                 f"Interrupted and saved. Go on with: rl-lab train training.resume_path={run.path}"
             )
-            return self.signal.exit_code
+            return 128 + (self.signal.received or self._heard)
 
     @property
     def _stopped(self) -> bool:
-        return self.signal.received is not None or self.pruned is not None
+        heard = self.signal.received if self._shares == 1 else self._heard
+        return bool(heard) or self.pruned is not None
 
     @property
     def learns_nothing(self) -> bool:
@@ -217,9 +218,7 @@ class Orchestrator:
             ):
                 self._finish_step()
             if action is None or action.new_batch or action.kind != "update":  # no batch is half used
-                if self._shares > 1:
-                    self._agree_on_signals()
-                if signal.received is not None or self.pruned is not None:
+                if (signal.received is not None if self._shares == 1 else self._all_heard()) or self.pruned is not None:
                     return
                 if self.clock >= self._next_due:
                     self._on_due()
@@ -308,7 +307,7 @@ class Orchestrator:
             self._batch = self.context.data_sources[action.phase.data_source].sample(spec)
         metrics: Metrics = self._hooks[action.hook](self._batch, phase=view)
         prefix = _PREFIXES.get(action.hook, "train")
-        bad = first_bad(metrics) if self._checks_each_update else None
+        bad = self._first_bad(metrics) if self._checks_each_update else None
         if bad is None:
             self.recorder.accumulator.add(prefix, metrics)
         elif self._nonfinite(f"{prefix}/{bad}") == "rollback":
@@ -317,15 +316,24 @@ class Orchestrator:
         if not action.phase.collects:
             self.clock += 1
 
+    def _first_bad(self, metrics: Metrics) -> str | None:
+        """A value that is not finite. Its loss may be that of one rank alone: where the run goes on, all ranks do the
+        same about it; where it stops, that rank ends the others."""
+        bad = first_bad(metrics)
+        if self._shares == 1 or self.guard.policy == "stop":
+            return bad
+        return next((name for name in ranks.collected(bad) if name is not None), None)
+
     def _source_ready(self, name: str) -> bool:
         spec = self.batch_specs[self.scheduler.current_phase().name]
         return ranks.all_agree(spec is None or self.context.data_sources[name].ready(spec))
 
-    def _agree_on_signals(self) -> None:
-        """A signal that reached one rank stops all of them at the same action."""
+    def _all_heard(self) -> bool:
+        """Whether some rank was told to stop: all of them look at it at the same action, and stop there."""
         self._passes += 1
         if self._passes % AGREE_EVERY == 0:
-            self.signal.received = int(ranks.highest(self.signal.received or 0)) or None
+            self._heard = int(ranks.highest(self.signal.received or 0))
+        return self._heard > 0
 
     def _jumped(self) -> bool:
         name = self.workflow.plan_phase(self.scheduler.env_steps)
@@ -422,7 +430,8 @@ class Orchestrator:
         if self.best_score is None or metrics[name] >= self.best_score:  # of equals the later
             self.best_score = metrics[name]
             if nonfinite_parameter(self.modules) is None:
-                self.checkpoints.save_best(self.clock, agent_state(self.workflow, self.context), metrics[name])
+                state = agent_state(self.workflow, self.context)
+                self.checkpoints.save_best(self.clock, state, metrics[name], env_steps=step)
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
@@ -456,7 +465,11 @@ class Orchestrator:
     def restore(self, checkpoint: Checkpoint, *, keep_wall: bool = False) -> None:
         """Stand where the checkpoint stood. `keep_wall`: the time that was spent since then counts (rollback)."""
         restore_state(checkpoint, self.workflow, self.context, self.scheduler)
-        loop, settings = checkpoint.state["loop"], self.settings
+        with fitting(checkpoint):
+            self._restore_loop(checkpoint.state["loop"], keep_wall=keep_wall)
+
+    def _restore_loop(self, loop: Mapping[str, Any], *, keep_wall: bool) -> None:
+        settings = self.settings
         self.clock, self.best_score, self._flight = loop["clock"], loop["best_score"], loop.get("flight")
         # A shorter interval than the saved one takes effect at once; what was due already stays due.
         self._next_log = min(loop["next_log"], self.clock - self.clock % settings.log_every + settings.log_every)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rl_lab import ranks
@@ -16,6 +16,7 @@ from rl_lab.records import EpisodeSummary
 
 HEARTBEAT_EVERY_S = 10.0
 RESTART_EVENT = "worker_restart"
+SUMS = ("episodes", "worker_restarts", "returns", "lengths", "new_episodes")  # added up over the ranks
 
 
 class Recorder:
@@ -35,6 +36,7 @@ class Recorder:
         self.accumulator = MetricAccumulator()
         self.episodes = 0
         self.worker_restarts = 0
+        self._untold: list[tuple[str, str]] = []  # events of this rank, until the first one writes a row
         self._returns = self._lengths = 0.0
         self._new_episodes = 0
         self._last_return: float | None = None
@@ -69,7 +71,10 @@ class Recorder:
         """Worker restarts and the like, as the environments report them."""
         for event in events:
             self.worker_restarts += event["kind"] == RESTART_EVENT
-            self.event(event["kind"], event["message"])
+            if ranks.is_first():
+                self.event(event["kind"], event["message"])
+            else:
+                self._untold.append((event["kind"], f"rank {ranks.rank()}: {event['message']}"))
 
     def event(self, kind: str, message: str) -> None:
         """Note something that happened to the run, and say it."""
@@ -85,6 +90,10 @@ class Recorder:
         values.update(extra)
         sums = [self.episodes, self.worker_restarts, self._new_episodes, self._returns, self._lengths]
         episodes, restarts, new, returns, lengths = (sum(share) for share in zip(*ranks.collected(sums), strict=True))
+        for untold in ranks.collected(self._untold):
+            for kind, message in untold:
+                self.event(kind, message)
+        self._untold = []
         values["collect/episodes"] = episodes
         values["collect/frames"] = scheduler.env_steps * self._action_repeat
         values["collect/worker_restarts"] = restarts
@@ -190,6 +199,12 @@ class Recorder:
             self.event("damaged", f"{damage}. The run goes on; what was found is kept as {DAMAGED}.")
         now = time.monotonic()
         self._row_mark = self._rate_mark = (now, self._scheduler.env_steps, self._scheduler.updates)
+
+
+def dealt_sums(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a recorder loads where other ranks than those of now saved `states`: the first one takes over all sums."""
+    sums = {name: sum(state[name] for state in states) if ranks.is_first() else 0 for name in SUMS}
+    return {**states[0], **sums}
 
 
 def mean_over_ranks(values: dict[str, float]) -> dict[str, float]:

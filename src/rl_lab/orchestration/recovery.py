@@ -62,15 +62,26 @@ def _restore_first(orchestrator: Orchestrator, paths: Sequence[Path], *, keep_wa
     """Restore the first of these checkpoints whose parameters are finite, and tell of the others."""
     poisoned: list[str] = []
     for path in paths:
-        orchestrator.restore(orchestrator.checkpoints.load(path), keep_wall=keep_wall)
+        checkpoint = orchestrator.checkpoints.load(path)
+        orchestrator.restore(checkpoint, keep_wall=keep_wall)
         bad = nonfinite_parameter(orchestrator.modules)
         if bad is None:
             _forget_future(orchestrator)
             for text in poisoned:  # only now: restoring cuts the events back
                 orchestrator.recorder.event("poisoned", text)
+            if not checkpoint.is_of_these_ranks:
+                orchestrator.recorder.event("ranks", _changed_ranks(checkpoint.ranks))
             return path
         poisoned.append(f"{path.name} holds the parameter {bad}, which is NaN or infinite, and was passed over")
     return None
+
+
+def _changed_ranks(saved: int) -> str:
+    return (
+        f"the checkpoint is of {saved} rank{'s' * (saved > 1)}, and the run goes on with {ranks.count()}: running "
+        "episodes and records were dealt out anew, a rollout under way was given up, and batches are drawn by other "
+        "random streams, so it is not the run that the same number of ranks would have made"
+    )
 
 
 def _forget_future(orchestrator: Orchestrator) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rl_lab.errors import RLLabError, RunNotFoundError, nearest
-from rl_lab.orchestration.files import overwrite, read_json, to_json, write_atomic
+from rl_lab.orchestration.files import NO_ROOM, overwrite, read_json, to_json, write_atomic
 from rl_lab.orchestration.provenance import CONFIG_FILE, RUN_FILE, origin_of, write_protected
 from rl_lab.orchestration.run_lock import run_lock
 
@@ -37,6 +37,7 @@ _REPORTED_PACKAGES = (
     "ale-py",
     "dm-control",
     "mujoco",
+    "minatar",
     "minigrid",
 )
 
@@ -79,7 +80,14 @@ class RunDirectory:
         different directories.
         """
         parent = Path(root) / experiment
-        parent.mkdir(parents=True, exist_ok=True)
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise
+            raise RLLabError(
+                f"run_root={root}: the folder {parent} cannot be made ({error.strerror}). Name one that can be written."
+            ) from error
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         staging = parent / f".new-{os.getpid()}-{secrets.token_hex(4)}"
         for attempt in range(10_000):

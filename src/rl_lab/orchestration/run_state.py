@@ -5,13 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from rl_lab import ranks
+from rl_lab.environments.base import dealt_environments
 from rl_lab.errors import CheckpointError
 from rl_lab.orchestration.checkpoint import Checkpoint
 from rl_lab.orchestration.randomness import get_random_state, set_random_state
+from rl_lab.orchestration.recorder import dealt_sums
 from rl_lab.orchestration.scheduler import PhaseScheduler
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.context import WorkflowContext
@@ -47,7 +51,7 @@ def load_agent(
     _check_names(checkpoint, "controllers", set(context.controllers), exchanged)
     controllers = dict(checkpoint.state["controllers"])
     controllers |= {role: context.controllers.get(role).state_dict() for role in exchanged}
-    with _fitting(checkpoint):
+    with fitting(checkpoint):
         for name, module in context.components.items():
             module.load_state_dict(checkpoint.state["components"][name])
         context.controllers.load_state_dict(controllers)
@@ -58,8 +62,12 @@ def restore_state(
     checkpoint: Checkpoint, workflow: Workflow, context: WorkflowContext, scheduler: PhaseScheduler
 ) -> None:
     """Bring everything back. The random streams come last: bringing the rest back may draw from them."""
-    state = checkpoint.state
-    with _fitting(checkpoint):
+    count = context.train_envs.num_envs if context.train_envs is not None else 0
+    own = slice(ranks.rank() * count, (ranks.rank() + 1) * count)
+    with fitting(checkpoint):
+        if not checkpoint.is_of_these_ranks:
+            checkpoint = replace(checkpoint, state=_dealt(checkpoint, workflow, own))
+        state = checkpoint.state
         if context.train_envs is not None:
             workflow.restart(context.train_envs.load_state_dict(state["environment"]))
         load_agent(checkpoint, workflow, context)
@@ -67,13 +75,30 @@ def restore_state(
         for name, optimizer in context.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         for name, source in context.data_sources.items():
-            checkpoint.restore_source(name, source)
+            checkpoint.restore_source(name, source, own)
         scheduler.load_state_dict(state["phase"])
-        set_random_state(state["random"])
+        if not checkpoint.is_of_these_ranks:
+            scheduler.look_for_data_again()
+        if "random" in state:
+            set_random_state(state["random"])
+
+
+def _dealt(checkpoint: Checkpoint, workflow: Workflow, own: slice) -> dict[str, Any]:
+    """The state of this rank, of a checkpoint that another number of ranks made: running episodes and memory go with
+    their environments. What all ranks have alike is the first one's. A rank draws as it did, or anew where it is new.
+    """
+    states = [share.state for share in checkpoint.shares]
+    state = dict(states[0])
+    state["environment"] = dealt_environments([part["environment"] for part in states], own)
+    state["workflow_state"] = workflow.dealt_state([part["workflow_state"] for part in states], own)
+    state["loop"] = {**state["loop"], "recorder": dealt_sums([part["loop"]["recorder"] for part in states])}
+    if ranks.rank() < len(states):
+        return state | {"random": states[ranks.rank()]["random"]}
+    return {name: value for name, value in state.items() if name != "random"}
 
 
 @contextmanager
-def _fitting(checkpoint: Checkpoint) -> Iterator[None]:
+def fitting(checkpoint: Checkpoint) -> Iterator[None]:
     """Turn the error of a state that does not fit the model, or is of another kind, into one clear line."""
     try:
         yield

@@ -204,7 +204,7 @@ class PhaseScheduler:
     # Being told -------------------------------------------------------------------------------------------------------
 
     def advance(self, action: Action, *, steps: int = 0, updates: int = 0, finished: bool = True) -> None:
-        """`action` is done, and took so many env steps and updates. Where it is not `finished` it comes again."""
+        """`action` is done, after `steps` env steps and `updates` updates. Unless it is `finished`, it comes again."""
         self._pending = None
         p = self._now
         if steps:
@@ -235,6 +235,11 @@ class PhaseScheduler:
         if name != self._phase.name:
             self._pending, self._finished = None, False
             self._go_to(self._index_of[name])
+
+    def look_for_data_again(self) -> None:
+        """After data were given up: updates that were due are not, where there are none for them now."""
+        if self._dues and not self._source_ready():
+            self._dues = []
 
     # Moving between phases --------------------------------------------------------------------------------------------
 

@@ -39,11 +39,6 @@ class StopSignal:
     def is_set(self) -> bool:
         return self.received is not None
 
-    @property
-    def exit_code(self) -> int:
-        """130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP, as shells count."""
-        return 128 + self.received if self.received is not None else 0
-
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -64,7 +64,7 @@ class AnalyticSimulator(nn.Module, Simulator):
         self, state: ModelState, actions: Float[Tensor, "batch horizon action"], discount: float = 1.0
     ) -> Evaluation:
         """The dynamics step by step, then rewards and ends of all steps at once: far fewer operations."""
-        if self.action_repeat > 1:
+        if self.action_repeat > 1 or not self.steps_as(AnalyticSimulator):
             return super().evaluate(state, actions, discount)
         horizon, path = actions.shape[1], self.task.path(state, actions)
         following = path[:, 1:].flatten(0, 1)

@@ -74,6 +74,8 @@ class LearnedSimulator(Simulator):
         self, state: ModelState, actions: Float[Tensor, "batch horizon action"], discount: float = 1.0
     ) -> Evaluation:
         """The dynamics step by step, then rewards and ends of all steps at once: far fewer operations."""
+        if not self.steps_as(LearnedSimulator):
+            return super().evaluate(state, actions, discount)
         horizon, states = actions.shape[1], [state]
         for action in actions.unbind(1):
             states.append(self._following(states[-1], action))

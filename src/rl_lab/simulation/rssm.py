@@ -127,6 +127,8 @@ class RSSMSimulator(Simulator):
         self, state: LatentState, actions: Float[Tensor, "batch horizon action"], discount: float = 1.0
     ) -> Evaluation:
         """The states step by step, then rewards and continuations of all of them at once."""
+        if not self.steps_as(RSSMSimulator):
+            return super().evaluate(state, actions, discount)
         batch, horizon = actions.shape[:2]
         noise = self.rssm.draw_noise((horizon, batch), actions.device)
         states = []

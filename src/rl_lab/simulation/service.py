@@ -20,6 +20,10 @@ class SimulatorService:
         self._simulator = simulator
 
     @property
+    def is_attached(self) -> bool:
+        return self._simulator is not None
+
+    @property
     def simulator(self) -> Simulator:
         if self._simulator is None:
             raise ConfigError(

@@ -107,6 +107,10 @@ class Simulator(ABC):
             continuations.append(continuation)
         return discounted(torch.stack(rewards, 1), torch.stack(continuations, 1), discount, state)
 
+    def steps_as(self, kind: type[Simulator]) -> bool:
+        """Whether `step` is that of a class: only then may the class's `evaluate` compute all steps at once."""
+        return type(self).step is kind.step and "step" not in vars(self)
+
     def value(self, state: ModelState) -> Float[Tensor, " batch"]:
         """Expected return from a state on, where the model has one (`has_value`); see `value_includes_reward`."""
         raise NotImplementedError(f"{type(self).__name__} predicts no value")

@@ -21,6 +21,8 @@ MEDIA_FOLDERS = ("videos", "imagination", "planning")
 MEDIA_TYPES = {".mp4": "video/mp4", ".gif": "image/gif", ".png": "image/png", ".webp": "image/webp"}
 DEFAULTS_SECONDS = 60  # composing an experiment imports Hydra and PyTorch
 
+psutil.cpu_percent(None)  # measures from the call before; the first one has none and would say 0 %
+
 
 def detail(run_id: str, folder: Path) -> dict[str, Any]:
     """Everything about a run that changes seldom. Curves are requested separately."""
@@ -43,6 +45,7 @@ def detail(run_id: str, folder: Path) -> dict[str, Any]:
         "commands": commands(run),
         "action_repeat": number(run.setting("environment.action_repeat")) or 1.0,
         "checkpoints": checkpoints(folder),
+        "has_report": (folder / "report.html").is_file(),
     }  # fmt: skip
 
 

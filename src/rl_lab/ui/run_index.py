@@ -205,6 +205,7 @@ def read_row(name: str, folder: Path) -> Row:
         "start": str(info.get("start") or ""),
         "device": str(info.get("device") or ""),
         "parameters": _parameter_count(info),
+        "can_dream": info.get("has_world_model") is not False,  # a run of an older version does not say
     }
 
 
@@ -219,13 +220,15 @@ def tail_rows(path: Path) -> list[dict[str, Any]]:
         with open_file(path) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TAIL_BYTES))
-            lines = file.read().split(b"\n")
+            text = file.read()
     except OSError:
         return []
+    lines = text.split(b"\n")
     wanted = set(range(max(0, len(lines) - RECENT_ROWS - 1), len(lines)))
     for name in (EVAL_RETURN, *TRAIN_RETURNS):
-        key = f'"{name}"'.encode()
-        wanted.update(next(([at] for at in range(len(lines) - 1, -1, -1) if key in lines[at]), []))
+        at = text.rfind(f'"{name}"'.encode())
+        if at >= 0:
+            wanted.add(text.count(b"\n", 0, at))
     return [row for row in map(parse_object, (lines[at] for at in sorted(wanted))) if row is not None]
 
 
@@ -240,9 +243,11 @@ def _first_number(*values: Any) -> float | None:
 
 
 def _speed(rows: list[dict[str, Any]]) -> float | None:
-    """Env steps per second over the recent rows."""
+    """Env steps per second over the recent rows; over all of the time where there is one row only."""
     points = [(number(row.get("wall_s")), number(row.get("env_steps"))) for row in rows[-RECENT_ROWS:]]
     known = [(wall, steps) for wall, steps in points if wall is not None and steps is not None]
+    if len(known) == 1:
+        known.insert(0, (0.0, 0.0))
     if len(known) < 2 or known[-1][0] <= known[0][0]:
         return None
     return max(0.0, (known[-1][1] - known[0][1]) / (known[-1][0] - known[0][0]))
@@ -263,7 +268,7 @@ def scan_settings(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     section = ""
     for line in text.splitlines():
-        match = _LINE.match(line)
+        match = None if line.startswith("   ") else _LINE.match(line)
         if match is None:
             continue
         indent, key, value = len(match[1]), match[2], (match[3] or "").strip()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_lab import ranks
 from rl_lab.components.acting import Acts, AgentState, Mode, clear_memory
 from rl_lab.components.controller_manager import RANDOM_ROLE
 from rl_lab.components.planners.base import Plan
@@ -46,6 +47,9 @@ class Workflow:
 
     # Whether several ranks can share out an update: its losses are plain means over the batch, its statistics reduced.
     data_parallel: ClassVar[bool] = False
+    # Entries of `state_dict` with a row for each environment, and random streams, which every rank has for itself.
+    env_entries: ClassVar[tuple[str, ...]] = ("agent", "episode_return", "episode_start", "in_flight")
+    random_entries: ClassVar[tuple[str, ...]] = ("random_actions",)
 
     def check_phases(self, phases: Sequence[PhaseSteps]) -> None:
         """Refuse a curriculum that this algorithm cannot follow, with a ConfigError, before anything is built."""
@@ -98,7 +102,7 @@ class Workflow:
         self.restart(initial)
 
     def restart(self, initial: VectorStep) -> None:
-        """Stand at this step of the training environments, without memory."""
+        """Go on from this step of the training environments, without memory."""
         self._current = initial
         self._in_flight: np.ndarray | None = None  # the actions of a step that was sent and not received yet
         self._state = self.initial_state(len(initial.is_first))
@@ -106,7 +110,7 @@ class Workflow:
         self._acting_role: str | None = None  # of the controller that has this memory; None: the workflow itself
 
     def who_acts(self, role: str | None) -> Acts:
-        """Who acts where a phase or an evaluation names this role: a controller that can, else the workflow."""
+        """The actor for a role that a phase or an evaluation names: a controller that can act, else the workflow."""
         return self.context.controllers.acting(role) or self
 
     def collect_step(self, step: int, *, phase: PhaseView) -> CollectResult | None:
@@ -141,7 +145,7 @@ class Workflow:
         return result
 
     def _decide(self, result: CollectResult, phase: PhaseView) -> np.ndarray:
-        """Choose actions for where the environments stand; the record of it goes into `result`."""
+        """Choose actions for the present observations; the records of these decisions go into `result`."""
         current, names = self._current, self._field_names
         fields = {names[key]: value for key, value in current.observation.items()}
         if phase.controller_role == RANDOM_ROLE:
@@ -162,7 +166,7 @@ class Workflow:
         return action
 
     def _take_over(self, role: str | None) -> Acts:
-        """Who acts now. Somebody else than before begins without memory."""
+        """The actor of a role. When another one takes over, it starts without memory."""
         actor = self.who_acts(role)
         acting_role = None if actor is self else role
         if acting_role != self._acting_role:
@@ -175,7 +179,7 @@ class Workflow:
         self._arrive(self.context.train_envs.receive(), result)
 
     def _arrive(self, following: VectorStep, result: CollectResult) -> None:
-        """Stand at what the last decision led to; what it ended goes into `result`."""
+        """Take over what the last decision led to; episodes that it ended go into `result`."""
         self._decisions += 1
         np.add(self._episode_return, following.reward, out=self._episode_return)
         self._current, self._any_first = following, following.ended is not None
@@ -281,6 +285,13 @@ class Workflow:
             "random_actions": self._random_actions.state_dict(),
             "in_flight": None if self._in_flight is None else torch.from_numpy(self._in_flight.copy()),
         }
+
+    def dealt_state(self, states: Sequence[dict[str, Any]], own: slice) -> dict[str, Any]:
+        """What `load_state_dict` takes where ranks saved `states` and this one has the environments `own` of all. A
+        rank that is new keeps its random streams; what is neither an environment's nor random is the first one's."""
+        mine = states[ranks.rank()] if ranks.rank() < len(states) else self.state_dict()
+        rows = {name: ranks.dealt([state[name] for state in states], own) for name in self.env_entries}
+        return states[0] | {name: mine[name] for name in self.random_entries} | rows
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict`, after `restart` with the step that the environments stand at."""

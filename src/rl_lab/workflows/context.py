@@ -93,6 +93,11 @@ class WorkflowContext:
     overlap: bool = False  # the training environments step while updates run (training.overlap)
     autocast_dtype: torch.dtype | None = None  # bf16 compute on CUDA, None: float32
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """All components and controllers."""
+        return [*self.components.values(), *(module for _, module in self.controllers.items())]
+
     def component(self, name: str, kind: type[Part]) -> Part:
         """The component of that name, which must be of that kind."""
         return _checked(f"components.{name}", self.components.get(name), kind, self.components)
@@ -114,6 +119,13 @@ class WorkflowContext:
         """`with context.autocast():` is mixed precision as configured; parameters stay float32."""
         dtype = self.autocast_dtype or torch.bfloat16
         return partial(torch.autocast, self.device.type, dtype, enabled=self.autocast_dtype is not None)
+
+    @property
+    def planning_dtype(self) -> torch.dtype | None:
+        """That of the weights' copies that plans are computed with; None: there are none. float16 has the mantissa of
+        TF32 and takes half as long, so it is for a GPU where products may have short mantissas."""
+        short = self.autocast_dtype is not None or torch.get_float32_matmul_precision() != "highest"
+        return torch.float16 if short and self.device.type == "cuda" else None
 
 
 def _checked(place: str, part: Any, kind: type[Part], known: Iterable[str]) -> Part:

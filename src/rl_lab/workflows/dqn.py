@@ -8,7 +8,7 @@ in the data source).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
@@ -57,6 +57,7 @@ class DQN(Workflow):
 
     name = "dqn"
     data_parallel = True
+    random_entries = (*Workflow.random_entries, "exploration")
     update_hooks = ("update",)
 
     def __init__(
@@ -100,7 +101,7 @@ class DQN(Workflow):
         self._autocast = nullcontext() if context.autocast_dtype is None else context.autocast()
         self._captured: CapturedStep | None = None
         if context.compile and self.optimizer is not None and state_tensors(self.optimizer) is not None:
-            self._captured = CapturedStep(self._train_step, self._changing_tensors)
+            self._captured = CapturedStep(self._train_step, self._changing_tensors, modules=context.modules)
         self._act_graphs: dict[int, CapturedStep] = {}  # by the number of environments
 
     # Exploring --------------------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class DQN(Workflow):
         inputs = {OBSERVATION_PREFIX + key: value for key, value in observation.items()} | state
         count = len(next(iter(inputs.values())))
         if count not in self._act_graphs:
-            self._act_graphs[count] = CapturedStep(self._choice_step, list)
+            self._act_graphs[count] = CapturedStep(self._choice_step, list, modules=self.context.modules)
         # The next call overwrites the graph's outputs; a state belongs to the caller.
         outputs = {name: value.clone() for name, value in self._act_graphs[count](inputs).items()}
         return outputs.pop("action"), outputs
@@ -155,7 +156,7 @@ class DQN(Workflow):
         return memory | {"action": action}
 
     def epsilon(self, step: int) -> float:
-        """ε after so many env steps."""
+        """ε after `step` env steps."""
         share = min(1.0, step / self.epsilon_steps) if self.epsilon_steps else 1.0
         return self.epsilon_start + share * (self.epsilon_end - self.epsilon_start)
 
@@ -290,6 +291,9 @@ class DQN(Workflow):
     def state_dict(self) -> dict[str, Any]:
         exploration, priorities = json.dumps(self._rng.bit_generator.state), self._priorities.state_dict()
         return super().state_dict() | {"exploration": exploration, "priorities": priorities}
+
+    def dealt_state(self, states: Sequence[dict[str, Any]], own: slice) -> dict[str, Any]:
+        return super().dealt_state(states, own) | {"priorities": {}}  # the records have other numbers now
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

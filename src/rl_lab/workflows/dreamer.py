@@ -7,13 +7,13 @@ optimiser may hold all parameters or each part have one of its own.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
 from rl_lab.components.actors.dreamer import Actor
 from rl_lab.components.critics.dreamer import Critic
@@ -21,14 +21,17 @@ from rl_lab.components.planners.base import Planner
 from rl_lab.components.world_models.base import Dream, LatentState, StateSpaceModel
 from rl_lab.errors import ConfigError
 from rl_lab.kernels.dreams import CopiedDream, DeferredDream
-from rl_lab.kernels.graphs import Branch, GradientCut
+from rl_lab.kernels.graphs import Branch
 from rl_lab.metrics.values import TensorMetrics
+from rl_lab.nn.layers import frozen
 from rl_lab.nn.optimizers import Stepper
 from rl_lab.records import SequenceBatch
 from rl_lab.simulation.rssm import RSSMSimulator
 from rl_lab.workflows.base import Mode
 from rl_lab.workflows.context import PhaseView, WorkflowContext
-from rl_lab.workflows.world_model import DECODED, Filtered, Losses, Replayed, WorldModelWorkflow
+from rl_lab.workflows.side_by_side import learn_side_by_side
+from rl_lab.workflows.world_model import Losses, Replayed, WorldModelWorkflow
+from rl_lab.workflows.world_model_acting import DECODED
 
 Gradient = Literal["reinforce", "dynamics", "mixed"]
 GradientChoice = Gradient | Literal["auto"]  # auto: reinforce for discrete actions, dynamics for continuous ones
@@ -61,10 +64,9 @@ class Dreamer(WorldModelWorkflow):
 
     update_hooks = ("update", "update_world_model", "update_controller")
     named_hooks = ("distill", "clone")
-    captures_acting = True
     compiled_pieces: ClassVar[Mapping[str, str]] = {
         "encode": "DreamerCNN.forward", "world_model_losses": "DreamerCNNDecoder.image_loss", "predictions": "",
-        "value_logits": "MLP.forward", "policy_params": "MLP.forward",
+        "value_logits": "", "policy_params": "",
     }  # fmt: skip
     target_critic: ClassVar[Literal["fast", "slow"]] = "fast"  # whose values stand in returns and baselines
     value_includes_reward: ClassVar[bool] = False  # whether V(s) begins with the reward of s itself
@@ -96,7 +98,7 @@ class Dreamer(WorldModelWorkflow):
         super()._bind_context(context)
         self.actor = context.controller("policy", Actor)
         self.critic = context.controller("critic", Critic)
-        if self.model_first and type(self).losses is not Dreamer.losses:
+        if self.model_first and not _is(self.losses, Dreamer.losses):
             raise ConfigError(
                 f"{type(self).__name__} overrides losses(), which model_first=true never calls: the model has made its "
                 "step before it dreams. Override world_model_losses, behaviour_losses or replay_losses, or set "
@@ -135,12 +137,15 @@ class Dreamer(WorldModelWorkflow):
         return self.target_critic == "slow"
 
     def _act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
-        if self.planner is None or mode == "train":
-            return super()._act(inputs, mode)
-        plan, latent = self._planned(inputs)
-        return {DECODED: self.codec.decode(plan.action), **self._state_after(plan, latent, inputs)}
+        if self.planner is not None and mode == "eval":
+            plan, latent = self._planned(inputs)
+            return {DECODED: self.codec.decode(plan.action), **self._state_after(plan, latent, inputs)}
+        with self.context.autocast():
+            latent = self._filtered_step(inputs)
+            action = self._choose_action(latent, mode=mode)
+        return self._decided(latent, action, inputs)
 
-    def _choose_action(self, latent: LatentState, *, mode: Mode) -> Tensor:
+    def _choose_action(self, latent: LatentState, *, mode: Mode) -> Float[Tensor, "envs action"]:
         """A sample while training; the likeliest action in an evaluation."""
         distribution = self.actor.distribution(self.actor(latent.features))
         return distribution.sample() if mode == "train" else distribution.mode()
@@ -195,7 +200,7 @@ class Dreamer(WorldModelWorkflow):
         else:
             self.optimizers.zero_grad()
             if self._branch is not None and _is(self.losses, Dreamer.losses):
-                total, losses, states, metrics = self._learn_side_by_side(data, self._branch)
+                total, losses, states, metrics = learn_side_by_side(self, data, self._branch)
             else:
                 with self.autocast():
                     losses, states, metrics = self.losses(data)
@@ -278,7 +283,7 @@ class Dreamer(WorldModelWorkflow):
         """States s_0 … s_H from the prior, and actions a_t ~ π(· | s_t), which see s_t without its gradient."""
         lead, device = (self.horizon, start.deter.shape[0]), start.deter.device
         noise, action_noise = self.rssm.draw_noise(lead, device), self.actor.draw_noise(lead, device)
-        if self._dreams is not None and self._dreams.holds():
+        if self._dreams is not None:
             with self.imagining():
                 return self._dreams(start, noise, action_noise)
         if self.gradient == "reinforce" and not self.context.compile:
@@ -326,69 +331,10 @@ class Dreamer(WorldModelWorkflow):
         elif copies_hold and plain_loop and self.gradient != "reinforce":
             self._dreams = DeferredDream(self.rssm, self.actor, dtype, Dream.of)
         super()._compile()
-        if self.context.device.type == "cuda" and type(self).losses is Dreamer.losses:
+        if self.context.device.type == "cuda":
             self._branch = Branch()
-
-    def _learn_side_by_side(
-        self, data: Replayed, branch: Branch
-    ) -> tuple[Tensor, Losses, LatentState, dict[str, Tensor]]:
-        """`losses` and their backward pass on a GPU, with the behaviour beside the model: both are mostly small
-        kernels, one after another, and leave room for each other.
-
-        The model's gradient waits at its states until all that is computed from them has had its backward pass.
-        """
-        with self.autocast():
-            filtered = self.filter(data)
-        branch.fork()
-        states = filtered.states
-        cut = GradientCut(states.deter, states.stoch, filtered.posterior, filtered.embed)
-        deter, stoch, posterior, embed = cut.leaves
-        own = Filtered(embed, LatentState(deter, stoch, states.memory), posterior)
-        with self.autocast():
-            losses, metrics = self.world_model_losses(own, data)
-        self.total(losses).backward()
-        with branch, self.autocast():
-            behaviour = self.behaviour_losses(states.detach(), data)
-        branch.join()
-        with self.autocast():
-            further = self.replay_losses(own.states, data, behaviour)
-        if further:
-            self.total(further).backward()
-        branch.fork()  # the critic has gradients of both sides
-        with branch:
-            self.total(behaviour.losses).backward()
-        cut.backward()
-        branch.join()
-        losses |= behaviour.losses | further
-        return self.total(losses), losses, states, metrics | behaviour.metrics
-
-    def _changing_tensors(self) -> Sequence[Tensor]:
-        return self._model_tensors() + self.optimizers.state_tensors()
 
 
 def _is(method: Any, plain: Any) -> bool:
     """Whether a bound method is this one, and neither overridden in a class nor replaced on an instance."""
     return getattr(method, "__func__", None) is plain
-
-
-def with_first(discount: Float[Tensor, "states starts"], first: Float[Tensor, " starts"]) -> Tensor:
-    """The discounts with another first one: that of the state which a dream starts in, known from the data."""
-    return torch.cat([first[None].to(discount.dtype), discount[1:]])
-
-
-def going_on(is_terminal: Bool[Tensor, " starts"]) -> Float[Tensor, " starts"]:
-    """1 where the episode goes on, 0 where it has ended."""
-    return 1.0 - is_terminal.float()
-
-
-@contextmanager
-def frozen(*modules: nn.Module) -> Iterator[None]:
-    """Meanwhile computations have gradients by their inputs, but none by these modules' parameters."""
-    parameters = [value for module in modules for value in module.parameters() if value.requires_grad]
-    for value in parameters:
-        value.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for value in parameters:
-            value.requires_grad_(True)

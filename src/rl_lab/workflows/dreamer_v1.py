@@ -20,9 +20,10 @@ from rl_lab.losses.returns import (
     mean_kl_with_free_nats,
     recursive_returns,
     weighted_mean,
+    with_first,
 )
 from rl_lab.workflows.base import Mode
-from rl_lab.workflows.dreamer import Behaviour, Dreamer, going_on, with_first
+from rl_lab.workflows.dreamer import Behaviour, Dreamer
 from rl_lab.workflows.world_model import Filtered, Losses, Replayed
 
 
@@ -74,7 +75,7 @@ class DreamerV1(Dreamer):
         logits = self.value_logits(dream.features.detach())
         with self.imagining():
             r, γ, v, _ = self.predictions(dream.features, logits.detach())
-            γ = with_first(γ, going_on(data.is_terminal.flatten()))
+            γ = with_first(γ, 1.0 - data.is_terminal.flatten().float())
             returns = recursive_returns(r[:-1], γ[:-1], v[1:], self.lambda_, v[-1], dim=0)[1:]
         w = cumulative_discounts_before(γ)[1:-1]
         losses = {

@@ -2,7 +2,7 @@
 
 The latents are categorical, with straight-through gradients, and the KL is balanced: the prior learns faster than the
 posterior. The actor learns by REINFORCE for discrete actions, through the dynamics for continuous ones, or by both; the
-values in its returns are those of a target critic, a copy renewed every so many updates.
+values in its returns are those of a target critic, a copy that is renewed at intervals (`slow_every`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from rl_lab.errors import ConfigError
 from rl_lab.losses.returns import (
     actor_loss,
     cumulative_discounts_before,
+    masked_discount,
     mean_kl_with_free_nats,
     recursive_returns,
     reinforce_objective,
     weighted_mean,
+    with_first,
 )
 from rl_lab.workflows.context import WorkflowContext
-from rl_lab.workflows.dreamer import Behaviour, Dreamer, GradientChoice, going_on, with_first
+from rl_lab.workflows.dreamer import Behaviour, Dreamer, GradientChoice
 from rl_lab.workflows.world_model import Filtered, Losses, Replayed
 
 
@@ -92,7 +94,7 @@ class DreamerV2(Dreamer):
         logits = self.value_logits(dream.features.detach())
         with self.imagining():
             r, γ, v, _ = self.predictions(dream.features, logits.detach())
-            γ = with_first(γ, self.discount * going_on(data.is_terminal.flatten()))
+            γ = with_first(γ, masked_discount(data.is_terminal.flatten(), self.discount))
             returns = recursive_returns(r[:-1], γ[:-1], v[1:], self.lambda_, v[-1], dim=0)
         w = cumulative_discounts_before(γ)[:-1]
         policy = self.actor.distribution(self.policy_params(dream.features[:-2].detach()))

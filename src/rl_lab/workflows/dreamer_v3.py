@@ -18,13 +18,15 @@ from rl_lab.losses.returns import (
     actor_loss,
     cumulative_discounts,
     lambda_returns,
+    masked_discount,
     reinforce_objective,
     step_kl_with_free_nats,
     weighted_mean,
+    with_first,
 )
 from rl_lab.workflows.base import Mode
 from rl_lab.workflows.context import WorkflowContext
-from rl_lab.workflows.dreamer import Behaviour, Dreamer, GradientChoice, going_on, with_first
+from rl_lab.workflows.dreamer import Behaviour, Dreamer, GradientChoice
 from rl_lab.workflows.world_model import Filtered, Losses, Replayed
 
 
@@ -99,7 +101,7 @@ class DreamerV3(Dreamer):
         with self.imagining():
             r, γ, v, slow_v = self.predictions(dream.features, logits.detach())
             if self.first_discount == "data":
-                γ = with_first(γ, going_on(data.is_terminal.flatten()))
+                γ = with_first(γ, 1.0 - data.is_terminal.flatten().float())
             returns = lambda_returns(r, γ, v, self.lambda_, dim=0)
             scale = self.return_normalizer(returns.detach())
             advantage = (returns - v[:-1]) / scale
@@ -135,7 +137,7 @@ class DreamerV3(Dreamer):
         if self.loss_scales["replay_value"] <= 0.0:
             return {}
         lead = data.reward.shape
-        γ = self.discount * going_on(data.is_terminal)
+        γ = masked_discount(data.is_terminal, self.discount)
         λ = self.lambda_ * (1.0 - data.is_last.float())
         targets = lambda_returns(data.reward, γ, behaviour.returns.view(lead), λ, dim=1)
         slow_value = None if behaviour.slow_value is None else behaviour.slow_value.view(lead)[:, :-1]

@@ -4,18 +4,16 @@ A representation h encodes the observation, dynamics g predict the next latent a
 policy and value. At each decision a tree is searched in them; the search's policy is what f's policy is trained
 towards, and its value bootstraps the returns that f's value is trained towards. Gumbel MuZero and Sampled MuZero are
 settings of the planner. EfficientZero's additions (Ye et al., 2021) are settings here and of the dynamics: consistency
-(`components.projection`), value prefix, shorter returns for older data, and search policies that are made anew by a
-slow copy of the model.
+(`components.projection`), value prefix, shorter returns for older data, and searches made anew by a slow copy.
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -27,27 +25,16 @@ from rl_lab.components.muzero.dynamics import Dynamics
 from rl_lab.components.muzero.model import MuZeroModel, Projection
 from rl_lab.components.muzero.prediction import PolicyValueNetwork
 from rl_lab.components.muzero.representation import Representation
-from rl_lab.components.planners.base import Plan, Planner
-from rl_lab.components.planners.mcts import MCTS, Search
+from rl_lab.components.planners.base import Planner
+from rl_lab.components.planners.mcts import MCTS
 from rl_lab.errors import ConfigError, nearest
-from rl_lab.kernels.graphs import CapturedStep
 from rl_lab.losses.unrolled import EpisodeMasks
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.flat_adam import FlatAdam
-from rl_lab.records import (
-    OBSERVATION_PREFIX,
-    BatchSpec,
-    CollectResult,
-    Fields,
-    FieldSpec,
-    Observation,
-    SequenceBatch,
-    split_observation,
-)
+from rl_lab.records import OBSERVATION_PREFIX, BatchSpec, SequenceBatch, split_observation
 from rl_lab.simulation.muzero import MuZeroSimulator
-from rl_lab.simulation.simulator import ModelState
-from rl_lab.workflows.base import AgentState, Mode, Workflow
-from rl_lab.workflows.context import MetricsSink, PhaseView, WorkflowContext
+from rl_lab.workflows.context import PhaseView, WorkflowContext
+from rl_lab.workflows.muzero_acting import SearchingWorkflow, Step
 from rl_lab.workflows.muzero_targets import ACTIONS, POLICY, VALUE, MuZeroTargets, Targets, clipped_targets
 from rl_lab.workflows.priority_writer import PriorityWriter
 from rl_lab.workflows.schedule import StepSchedule
@@ -56,16 +43,14 @@ LEARNED_FROM = ("action", "reward", "is_first", "is_last", "is_terminal")  # of 
 RENEWED = "renewed."  # before the names of fields that an update found anew
 LOSS_SCALES = {"policy": 1.0, "value": 0.25, "reward": 1.0, "consistency": 2.0, "entropy": 0.0}
 Losses = dict[str, Tensor]
-Step = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
-class MuZero(Workflow):
-    """Methods appear in the order: acting, losses, the update. `MuZeroTargets` makes the targets."""
+class MuZero(SearchingWorkflow):
+    """Losses, then the update. `SearchingWorkflow` acts, `MuZeroTargets` makes the targets."""
 
     name = "muzero"
     data_parallel = True
     update_hooks = ("update", "update_world_model", "update_controller")
-    planner: Planner
 
     def __init__(
         self,
@@ -118,22 +103,20 @@ class MuZero(Workflow):
         self.slow = context.component("slow_model", SlowTarget)
         assert isinstance(self.slow.network, MuZeroModel)
         self.frames = context.component("frame_stack", FrameStack)
-        has_projection = "projection" in context.components
-        self.projection = context.component("projection", Projection) if has_projection else None
+        self.projection = context.component("projection", Projection) if "projection" in context.components else None
         self.codec = ActionCodec(context.action_spec)
         self.planner = context.controller("planner", Planner)
         self.simulator = MuZeroSimulator(model=self.model, discount=self.discount, autocast=context.autocast)
         context.simulator.attach(self.simulator)
         self.planner.attach(context.simulator)
-        learns = bool(context.optimizers)  # not where it only acts
-        self.model_optimizer = context.optimizer("model", FlatAdam) if learns else None
-        self.prediction_optimizer = context.optimizer("prediction", FlatAdam) if learns else None
-        if learns:
+        self.optimizers: dict[str, FlatAdam] = {}  # none where it only acts
+        if context.optimizers:
+            self.optimizers = {name: context.optimizer(name, FlatAdam) for name in ("model", "prediction")}
             self._bind_search(context)
         self._priorities = PriorityWriter(context.data_sources, late=context.device.type == "cuda")
         self._step = self._records = 0
         self._warned = False
-        self._graphs: dict[tuple[Any, ...], CapturedStep] = {}  # of decisions and updates, on a GPU
+        self._graphs = {}
         self._metric_names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def _bind_search(self, context: WorkflowContext) -> None:
@@ -154,101 +137,7 @@ class MuZero(Workflow):
             correction_interval=self.correction_interval, reanalyze=self.reanalyze,
         )  # fmt: skip
 
-    # Acting -----------------------------------------------------------------------------------------------------------
-
-    def initial_state(self, num_envs: int) -> AgentState:
-        """Frames that were seen, and what the last search found, which is stored with the record."""
-        state = self.frames.initial(num_envs, self.context.device)
-        for name, spec in self.record_specs().items():
-            state[name] = torch.zeros(num_envs, *spec.shape, device=self.context.device)
-        return state | self.planner.initial_memory(num_envs)
-
-    def record_specs(self) -> dict[str, FieldSpec]:
-        if not isinstance(self.planner, MCTS):
-            return {}
-        edges = self.planner.edges
-        specs = {POLICY: FieldSpec((edges,), "float32"), VALUE: FieldSpec((), "float32")}
-        if not self.planner.enumerates:
-            specs[ACTIONS] = FieldSpec((edges, self.codec.encoded_size), "float32")
-        return specs
-
-    def record_fields(self, state: AgentState) -> Fields:
-        return {name: state[name].cpu().numpy() for name in self.record_specs()}
-
-    @torch.no_grad()
-    def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
-        """Search, and take the action that was visited most; `train` explores, and draws by the visit counts."""
-        if not isinstance(self.planner, MCTS):
-            seen, memory = self._see(observation, state)
-            kept = {name: state[name] for name in self.planner.initial_memory(0)}
-            plan = self.planner.plan(self.simulator.observe(seen), kept, observation=seen)
-            return self.codec.decode(plan.action).cpu().numpy(), memory | plan.memory
-        inputs = {OBSERVATION_PREFIX + key: torch.as_tensor(value) for key, value in observation.items()} | state
-        inputs["temperature"] = torch.tensor(self.temperature(self._step))
-        count = None if mode == "eval" or self.simulations is None else int(self.simulations(self._step))
-        key = ("act", mode, count, len(inputs[VALUE]))
-        outputs = self._run(key, lambda given: self._decide_by_search(given, mode, count), inputs)
-        # A graph overwrites its outputs in the next call; a state belongs to the caller.
-        memory = {name: value.clone() if value.is_cuda else value for name, value in outputs.items()}
-        return memory.pop("action").cpu().numpy(), memory
-
-    def _decide_by_search(self, inputs: Mapping[str, Tensor], mode: Mode, simulations: int | None) -> dict[str, Tensor]:
-        """From observation, memory and temperature to the action, as the environment takes it, and the next memory."""
-        assert isinstance(self.planner, MCTS)
-        observation, memory = split_observation(inputs)
-        seen, frames = self.frames.push(observation, memory)
-        root, explore = self.simulator.observe(seen), mode == "train"
-        search = self.planner.search(root, explore=explore, legal=self._legal(seen), simulations=simulations)
-        draws = explore and self.planner.rule == "puct"
-        edge = search.sample(memory["temperature"]) if draws else search.chosen
-        action = self.codec.decode(search.actions[search.tree.rows, edge])
-        return frames | self._found(search) | {"action": action}
-
-    def _run(self, key: tuple[Any, ...], step: Step, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A step from tensors to tensors, on a GPU as a CUDA graph: one for each key."""
-        if not self.context.compile:
-            return step({name: value.to(self.context.device) for name, value in inputs.items()})
-        if key not in self._graphs:
-            self._graphs[key] = CapturedStep(step, self._changing_tensors if key[0] == "learn" else list)
-        return self._graphs[key](inputs)
-
-    def _changing_tensors(self) -> list[Tensor]:
-        """Everything that an update changes in place."""
-        assert self.model_optimizer is not None
-        assert self.prediction_optimizer is not None
-        tensors = [tensor for part in self.context.components.values() for tensor in part.state_dict().values()]
-        return tensors + self.model_optimizer.state_tensors() + self.prediction_optimizer.state_tensors()
-
-    def _see(self, observation: Observation, state: AgentState) -> tuple[Mapping[str, Tensor], AgentState]:
-        tensors = {key: torch.as_tensor(value, device=self.context.device) for key, value in observation.items()}
-        return self.frames.push(tensors, state)
-
-    def _legal(self, observation: Mapping[str, Tensor]) -> Tensor | None:
-        mask = self.context.action_spec.mask
-        return None if mask is None else observation[mask] > 0
-
-    def _found(self, search: Search) -> AgentState:
-        """The search statistics that are stored with the record."""
-        found = {POLICY: search.policy, VALUE: search.value, ACTIONS: search.actions}
-        return {name: found[name] for name in self.record_specs()}
-
-    @torch.no_grad()
-    def plan(self, observation: Observation, state: AgentState) -> tuple[Plan, ModelState]:
-        seen, _ = self._see(observation, state)
-        root = self.simulator.observe(seen)
-        if isinstance(self.planner, MCTS):
-            return self.planner.plan_from(self.planner.search(root, legal=self._legal(seen)), {}), root
-        kept = {name: state[name] for name in self.planner.initial_memory(0)}
-        return self.planner.plan(root, kept, observation=seen), root
-
-    def collect_step(self, step: int, *, phase: PhaseView) -> CollectResult | None:
-        self._step = step
-        result = super().collect_step(step, phase=phase)
-        if result is not None:
-            self._records += sum(len(block.fields["reward"]) for block in result.blocks)
-        return result
-
-    # Learning ---------------------------------------------------------------------------------------------------------
+    # Losses -----------------------------------------------------------------------------------------------------------
 
     @property
     def updates_per_env_step(self) -> float:
@@ -324,7 +213,8 @@ class MuZero(Workflow):
         return self._learn(batch, phase, ("policy", "value", "entropy"))
 
     def _learn(self, batch: SequenceBatch, phase: PhaseView, names: tuple[str, ...]) -> TensorMetrics:
-        outputs = self._run(("learn", names), lambda given: self._train_step(given, names), self._inputs(batch))
+        step: Step = lambda given: self._train_step(given, names)  # noqa: E731
+        outputs = self._run(("learn", names), step, self._inputs(batch), self._changing_tensors)
         source, first = phase.data_source, self.frames.context
         if source is not None and batch.indices is not None:
             renewed = {name: outputs[RENEWED + name] for name in (POLICY, VALUE, ACTIONS) if RENEWED + name in outputs}
@@ -335,6 +225,11 @@ class MuZero(Workflow):
                 self._priorities.write(source, batch.indices[:, first], outputs["priority"])
         self._watch_support(outputs)
         return TensorMetrics(self._metric_names[names], outputs["metrics"])
+
+    def _changing_tensors(self) -> list[Tensor]:
+        """Everything that an update changes in place."""
+        tensors = [tensor for part in self.context.components.values() for tensor in part.state_dict().values()]
+        return tensors + [tensor for own in self.optimizers.values() for tensor in own.state_tensors()]
 
     def _inputs(self, batch: SequenceBatch) -> dict[str, Tensor]:
         """The tensors of a batch that are learned from, by name, and the lengths of its returns."""
@@ -355,10 +250,8 @@ class MuZero(Workflow):
         weight = torch.ones_like(value) if weight is None else weight
         means = {name: (weight * losses[name]).mean() for name in names if name in losses}
         total = torch.stack([self.loss_scales[name] * loss for name, loss in means.items()]).sum()
-        assert self.model_optimizer is not None
-        assert self.prediction_optimizer is not None
-        optimizers = [self.prediction_optimizer] if frozen else [self.model_optimizer]
-        optimizers += [] if frozen or "policy" not in names else [self.prediction_optimizer]
+        moved = {"model": not frozen, "prediction": "policy" in names}
+        optimizers = [self.optimizers[name] for name, moves in moved.items() if moves]
         for optimizer in optimizers:
             optimizer.zero_grad()
         total.backward()
@@ -384,8 +277,7 @@ class MuZero(Workflow):
         """Say once that the bins do not reach the returns. On a GPU this would wait for the device: it is left out."""
         if self._warned or targets["value"].is_cuda:
             return
-        message = clipped_targets("prediction", self.model.prediction.support, targets["value"])
-        message = message or clipped_targets("dynamics", self.model.dynamics.support, targets["reward"])
+        message = clipped_targets(self.model, targets["value"], targets["reward"])
         if message is not None:
             self._warned = True
             warnings.warn(message, stacklevel=2)
@@ -395,17 +287,16 @@ class MuZero(Workflow):
             targets, _ = self.target_maker.make(batch, self.target_maker.return_lengths(batch, self._records))
             return {name: loss.mean() for name, loss in self.losses(batch, targets)[0].items()}
 
-    def log_metrics(self, step: int, writer: MetricsSink) -> None:
-        writer.scalar("workflow/temperature", self.temperature(step))
-
     # Saving -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"step": self._step, "records": self._records, "priorities": self._priorities.state_dict()}
-        return super().state_dict() | own
+        return super().state_dict() | {"priorities": self._priorities.state_dict()}
+
+    def dealt_state(self, states: Sequence[dict[str, Any]], own: slice) -> dict[str, Any]:
+        """The records have other numbers then: priorities that are still to be written belong to none of them."""
+        return super().dealt_state(states, own) | {"priorities": {}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        if "records" in state:
-            self._step, self._records = state["step"], state["records"]
+        if "priorities" in state:
             self._priorities.load_state_dict(state["priorities"])

@@ -15,7 +15,6 @@ from rl_lab.components.planners.mcts import MCTS
 from rl_lab.errors import DataError
 from rl_lab.losses.returns import lambda_returns, masked_discount
 from rl_lab.losses.unrolled import EpisodeMasks, absorb, bootstrap_positions, episode_masks, unrolled_n_step_returns
-from rl_lab.nn.support import Support
 from rl_lab.records import SequenceBatch
 
 POLICY, VALUE, ACTIONS = "search.policy", "search.value", "search.actions"  # fields that a search adds to a record
@@ -151,12 +150,16 @@ class MuZeroTargets:
         return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
 
-def clipped_targets(component: str, support: Support, targets: Tensor) -> str | None:
-    """A warning for the user where a component's bins do not reach the targets; None where they do."""
-    if not support.outside(targets).any():
-        return None
-    return (
-        f"components.{component}.limit={support.limit:g} is too small: targets as large as "
-        f"{float(targets.abs().max()):g} were seen, and are clipped. Set it to at least the square root of the largest "
-        "return (and the bins to 2·limit + 1)."
-    )
+def clipped_targets(model: MuZeroModel, value: Tensor, reward: Tensor) -> str | None:
+    """A warning for the user where the model's bins do not reach the targets; None where they do."""
+    for name, support, targets in (
+        ("prediction", model.prediction.support, value),
+        ("dynamics", model.dynamics.support, reward),
+    ):
+        if support.outside(targets).any():
+            return (
+                f"components.{name}.limit={support.limit:g} is too small: targets as large as "
+                f"{float(targets.abs().max()):g} were seen, and are clipped. Set it to at least the square root of the "
+                "largest return (and the bins to 2·limit + 1)."
+            )
+    return None

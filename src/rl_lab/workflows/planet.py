@@ -6,7 +6,7 @@ filters the observation into a latent state and searches for the action sequence
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from rl_lab.components.planners.base import Planner
 from rl_lab.components.world_models.base import LatentState
 from rl_lab.errors import ConfigError
-from rl_lab.kernels.copies import planning_dtype
 from rl_lab.losses.returns import kl_beyond_free_nats
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.optimizers import Stepper
@@ -24,7 +23,8 @@ from rl_lab.records import SequenceBatch
 from rl_lab.simulation.rssm import RSSMSimulator
 from rl_lab.workflows.base import Mode
 from rl_lab.workflows.context import PhaseView, WorkflowContext
-from rl_lab.workflows.world_model import DECODED, Filtered, Losses, Replayed, WorldModelWorkflow
+from rl_lab.workflows.world_model import Filtered, Losses, Replayed, WorldModelWorkflow
+from rl_lab.workflows.world_model_acting import DECODED
 
 
 class PlaNet(WorldModelWorkflow):
@@ -32,7 +32,6 @@ class PlaNet(WorldModelWorkflow):
 
     name = "planet"
     update_hooks = ("update_world_model",)
-    captures_acting = True
     compiled_pieces: ClassVar[Mapping[str, str]] = {"encode": "DreamerCNN.forward", "world_model_losses": ""}
     loss_names: ClassVar[tuple[str, ...]] = ("observation", "reward", "continue", "divergence", "overshooting")
     planner: Planner
@@ -77,7 +76,7 @@ class PlaNet(WorldModelWorkflow):
         context.simulator.attach(self.model)
         self.planner.attach(context.simulator)
         if context.compile:
-            self.model.compile_blocks(planning_dtype(context.device, context.autocast_dtype))  # first: it may copy
+            self.model.compile_blocks(context.planning_dtype)  # first: it may copy
             self._compile()
 
     # Learning the model -----------------------------------------------------------------------------------------------
@@ -157,9 +156,3 @@ class PlaNet(WorldModelWorkflow):
             return (action + self.exploration * noise).clamp(-1.0, 1.0)
         random = torch.rand_like(action[:, :1]) < self.exploration
         return torch.where(random, self.planner.layout.uniform(noise), action)
-
-    def _choose_action(self, latent: LatentState, *, mode: Mode) -> Tensor:
-        raise NotImplementedError("PlaNet plans: it has no policy")
-
-    def _changing_tensors(self) -> Sequence[Tensor]:
-        return self._model_tensors() + self.optimizers.state_tensors()

@@ -6,7 +6,7 @@ each take one gradient step on the clipped objective.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,6 +65,7 @@ class PPO(Workflow):
 
     name = "ppo"
     data_parallel = True
+    env_entries = (*Workflow.env_entries, "running_return")
     update_hooks = ("update",)
     named_hooks = ("distill", "clone")
 
@@ -326,6 +327,9 @@ class PPO(Workflow):
             state["explained_variance"] = self._explained_variance
             state["estimates"] = None if self._estimates is None else [self._estimates[0], *self._estimates[1]]
         return state
+
+    def dealt_state(self, states: Sequence[dict[str, Any]], own: slice) -> dict[str, Any]:
+        return super().dealt_state(states, own) | {"estimates": None}  # of a rollout that is given up
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)

@@ -18,7 +18,6 @@ from rl_lab.components.encoders.tdmpc import TDMPCEncoder
 from rl_lab.components.planners.base import Plan, Planner
 from rl_lab.components.q_functions.ensemble import QEnsemble
 from rl_lab.errors import ConfigError, DataError
-from rl_lab.kernels.copies import planning_dtype
 from rl_lab.kernels.graphs import CapturedStep, compile_block
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.flat_adam import FlatAdam
@@ -87,7 +86,7 @@ class TDMPCBase(Workflow):
         }
         self._act_graphs: dict[tuple[Any, ...], CapturedStep] = {}
         if context.compile:
-            self.simulator.compile_blocks(planning_dtype(context.device, context.autocast_dtype))
+            self.simulator.compile_blocks(context.planning_dtype)
             if self.plans_are_of_one_length:
                 self.planner.compile_blocks()
             self._compile()
@@ -96,7 +95,10 @@ class TDMPCBase(Workflow):
         """Compiled pieces inside captured CUDA graphs. The plain methods stay the reference."""
         for name in ("_encode", "_advance", "_policy_values", *self.compiled):
             setattr(self, name, compile_block(getattr(self, name)))
-        self._steps = {name: CapturedStep(step, self._changing_tensors) for name, step in self._steps.items()}
+        self._steps = {
+            name: CapturedStep(step, self._changing_tensors, modules=self.context.modules)
+            for name, step in self._steps.items()
+        }
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
@@ -124,7 +126,8 @@ class TDMPCBase(Workflow):
         """`_act` as a CUDA graph."""
         kind = self._plan_kind(len(next(iter(inputs.values()))), mode)
         if kind not in self._act_graphs:
-            self._act_graphs[kind] = CapturedStep(lambda given: self._act(given, mode), list)
+            step = CapturedStep(lambda given: self._act(given, mode), list, modules=self.context.modules)
+            self._act_graphs[kind] = step
         # The next call overwrites the graph's outputs; a state belongs to the caller.
         return {name: value.clone() for name, value in self._act_graphs[kind](inputs).items()}
 

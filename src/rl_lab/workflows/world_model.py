@@ -1,26 +1,22 @@
-"""Shared by the workflows with a latent world model: acting, replayed sequences, updates, stored latents, pictures.
+"""Learning a latent world model: replayed sequences, updates, stored latents, pictures.
 
-PlaNet and the Dreamers differ in their losses and in how they choose an action from a latent state; those stand in
-their own files. Shapes are static and nothing waits for the device, so that a whole update can be captured as a CUDA
-graph.
+PlaNet and the Dreamers differ in their losses, which stand in their own files. Shapes are static and nothing waits for
+the device, so that a whole update can be captured as a CUDA graph.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from rl_lab.components.actions import ActionCodec
 from rl_lab.components.decoders import ObservationModel
-from rl_lab.components.planners.base import Plan, Planner
 from rl_lab.components.predictors import ContinuePredictor, RewardPredictor
-from rl_lab.components.world_models.base import LatentState, StateSpaceModel, stack_states
+from rl_lab.components.world_models.base import LatentState, stack_states
 from rl_lab.errors import ConfigError, nearest
 from rl_lab.kernels.graphs import CapturedStep, Precompilation, compile_block, compile_steps
 from rl_lab.kernels.registry import chosen_kernels
@@ -29,23 +25,15 @@ from rl_lab.nn.optimizers import Stepper
 from rl_lab.records import (
     OBSERVATION_PREFIX,
     BatchSpec,
-    Fields,
-    FieldSpec,
     ImaginedRollout,
-    Observation,
     SequenceBatch,
-    split_observation,
 )
-from rl_lab.simulation.rssm import RSSMSimulator
-from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import PhaseView, WorkflowContext
+from rl_lab.workflows.world_model_acting import WorldModelActing
 
 # Of a probe's losses. They reach nothing else, and Adam's steps do not depend on it; so that a limit on the norm of all
 # gradients together hardly sees them, it is small.
 PROBE_SCALE = 0.01
-DECODED = "decoded"  # among the outputs of acting: the action as the environment takes it
-PLAN = "plan."  # prefix of what the planner remembers, in the agent's state
-
 
 Losses = dict[str, Tensor]
 TrainStep = Callable[[dict[str, Tensor]], dict[str, Tensor]]
@@ -71,19 +59,16 @@ class Filtered(NamedTuple):
     posterior: Tensor  # the raw parameters of q(z | h, e)
 
 
-class WorldModelWorkflow(Workflow):
-    """Filters observations into latent states. A subclass adds its losses and how it chooses an action.
+class WorldModelWorkflow(WorldModelActing):
+    """A subclass adds its losses and how it chooses an action.
 
-    With `stored_latents` each record keeps the latent state that the agent had there, a replayed sequence starts from
-    the one before it, and updates write fresh ones back; without, it starts from nothing, as at an episode's start.
+    With `stored_latents` a replayed sequence starts from the latent state that the agent had before it, and updates
+    write fresh ones back; without, it starts from nothing, as at an episode's start.
     """
 
-    captures_acting: ClassVar[bool] = False  # whether choosing an action never waits for the device
     compiled_pieces: ClassVar[Mapping[str, str]]  # methods to compile: and the kernel that makes it superfluous
     loss_names: ClassVar[tuple[str, ...]]  # of all loss terms; `loss_scales` has one number for each
-    model: RSSMSimulator  # what is planned in
     optimizers: Stepper
-    planner: Planner | None = None
 
     def __init__(
         self,
@@ -94,8 +79,8 @@ class WorldModelWorkflow(Workflow):
         stored_latents: bool,
         loss_scales: Mapping[str, float],
     ) -> None:
+        super().__init__(stored_latents=stored_latents)
         self.batch_size, self.sequence_length, self.train_ratio = batch_size, sequence_length, train_ratio
-        self.stored_latents = stored_latents
         for name in loss_scales:
             if name not in (*self.loss_names, "probe"):
                 raise ConfigError(f"loss_scales.{name}: there is no such loss.{nearest(name, self.loss_names)}")
@@ -105,92 +90,16 @@ class WorldModelWorkflow(Workflow):
         self.loss_scales = {"probe": PROBE_SCALE, **loss_scales}
 
     def _bind_context(self, context: WorkflowContext) -> None:
-        self.encoder = context.component("encoder", nn.Module)
-        self.rssm = context.component("rssm", StateSpaceModel)
+        super()._bind_context(context)
         self.decoder = context.component("decoder", ObservationModel)
         self.reward = context.component("reward", RewardPredictor)
         self.continuation: ContinuePredictor | None = None
         if "continue" in context.components:
             self.continuation = context.component("continue", ContinuePredictor)
-        self.codec = ActionCodec(context.action_spec)
-        self.latent_specs = self.rssm.stored_specs() if self.stored_latents else {}
         self.autocast = context.autocast
-        self._act_graphs: dict[tuple[Mode, int], CapturedStep] = {}
+        self._precompilation: Precompilation | None = None
         self._captured_steps: dict[str, CapturedStep] = {}
         self._metric_names: dict[str, tuple[str, ...]] = {}
-
-    # Acting -----------------------------------------------------------------------------------------------------------
-
-    def _embed(self, observation: Mapping[str, Tensor]) -> Tensor:
-        """The embedding of an observation, as acting and planning need it."""
-        return self.encoder(observation)
-
-    @abstractmethod
-    def _choose_action(self, latent: LatentState, *, mode: Mode) -> Float[Tensor, "envs action"]:
-        """An encoded action for each environment."""
-
-    def initial_state(self, num_envs: int) -> AgentState:
-        latent = self.rssm.initial(num_envs)
-        planner = self.planner
-        memory = planner.initial_memory(num_envs) if planner is not None and planner.warm_start else {}
-        state = _agent_state(latent, latent.deter.new_zeros(num_envs, self.codec.encoded_size))
-        return state | {PLAN + name: value for name, value in memory.items()}
-
-    @torch.no_grad()
-    def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
-        """Filter the new observation into the latent state and choose an action from it."""
-        seen = {OBSERVATION_PREFIX + key: torch.as_tensor(value) for key, value in observation.items()}
-        if self.captures_acting and self.context.compile and "memory" not in state:
-            outputs = self._captured_act(seen | state, mode)
-        else:
-            outputs = self._act({name: value.to(self.context.device) for name, value in seen.items()} | state, mode)
-        return outputs.pop(DECODED).cpu().numpy(), outputs
-
-    def _act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
-        """From observation and state to the action, as the environment takes it, and the next state."""
-        with self.context.autocast():
-            embed = self._embed(split_observation(inputs)[0])
-            latent, _ = self.rssm.observe_step(_latent(inputs), inputs["action"], embed)
-            action = self._choose_action(latent, mode=mode)
-        return {DECODED: self.codec.decode(action), **_agent_state(latent, action), **_plan_memory(inputs)}
-
-    def _captured_act(self, inputs: Mapping[str, Tensor], mode: Mode) -> dict[str, Tensor]:
-        """`_act` as a CUDA graph, one for each mode and number of environments."""
-        key = (mode, inputs["action"].shape[0])
-        if key not in self._act_graphs:
-            self._act_graphs[key] = CapturedStep(lambda tensors: self._act(tensors, mode), list)
-        # The next call overwrites the graph's outputs; a state belongs to the caller.
-        return {name: value.clone() for name, value in self._act_graphs[key](inputs).items()}
-
-    @torch.no_grad()
-    def plan(self, observation: Observation, state: AgentState) -> tuple[Plan, LatentState]:
-        device = self.context.device
-        inputs = {OBSERVATION_PREFIX + key: torch.as_tensor(value, device=device) for key, value in observation.items()}
-        return self._planned(inputs | state)
-
-    def _planned(self, inputs: Mapping[str, Tensor]) -> tuple[Plan, LatentState]:
-        """Filter the new observation into the latent state, and plan from there."""
-        assert self.planner is not None
-        memory = {name.removeprefix(PLAN): value for name, value in _plan_memory(inputs).items()}
-        with self.context.autocast():
-            seen = split_observation(inputs)[0]
-            latent = self.model.observe(seen, previous=_latent(inputs), action=inputs["action"])
-            memory = memory or self.planner.initial_memory(len(inputs["action"]))
-            plan = self.planner.plan(latent, memory, observation=seen)
-        return plan, latent
-
-    def _state_after(self, plan: Plan, latent: LatentState, inputs: Mapping[str, Tensor]) -> AgentState:
-        """The agent's state when the plan's first action is taken."""
-        memory = {PLAN + name: value for name, value in plan.memory.items() if PLAN + name in inputs}
-        return _agent_state(latent, plan.action) | memory
-
-    def record_specs(self) -> dict[str, FieldSpec]:
-        return self.latent_specs
-
-    def record_fields(self, state: AgentState) -> Fields:
-        if not self.latent_specs:
-            return {}
-        return {name: value.cpu().numpy() for name, value in self.rssm.to_stored(_latent(state)).items()}
 
     # Replayed sequences -----------------------------------------------------------------------------------------------
 
@@ -283,7 +192,7 @@ class WorldModelWorkflow(Workflow):
             return getattr(self, f"_{name}_step")
         if name not in self._captured_steps:
             self._captured_steps[name] = CapturedStep(
-                getattr(self, f"_{name}_step"), self._changing_tensors, modules=self._modules(),
+                getattr(self, f"_{name}_step"), self._changing_tensors, modules=self.context.modules,
                 precompilation=self._precompilation,
             )  # fmt: skip
         return self._captured_steps[name]
@@ -291,14 +200,12 @@ class WorldModelWorkflow(Workflow):
     def _compile(self) -> None:
         """Compile pieces of an update and the steps of the model's loops, and compile kernels ahead of their use."""
         compile_steps(self.rssm)
-        kernels = {name for module in self._modules() for name in chosen_kernels(module)}
+        kernels = {name for module in self.context.modules for name in chosen_kernels(module)}
         for name, kernel in self.compiled_pieces.items():
             if kernel not in kernels:
                 setattr(self, name, compile_block(getattr(self, name)))
         dtype = self.context.autocast_dtype or torch.float32
-        self._precompilation = Precompilation.of(self._modules(), batch=self.batch_size, dtype=dtype)
-
-    _precompilation: Precompilation | None = None
+        self._precompilation = Precompilation(self.context.modules, batch=self.batch_size, dtype=dtype)
 
     def total(self, losses: Losses) -> Tensor:
         """The sum of all loss terms, each with its scale."""
@@ -335,16 +242,10 @@ class WorldModelWorkflow(Workflow):
             latents = {name: outputs[name] for name in self.latent_specs}
             self.context.data_sources[phase.data_source].update(batch.indices[:, 1:], latents)
 
-    def _model_tensors(self) -> list[Tensor]:
-        """Everything that an update may change in place, the optimisers' own tensors aside."""
-        return [tensor for module in self._modules() for tensor in (*module.parameters(), *module.buffers())]
-
-    def _modules(self) -> list[nn.Module]:
-        return [*self.context.components.values(), *(module for _, module in self.context.controllers.items())]
-
-    @abstractmethod
-    def _changing_tensors(self) -> Sequence[Tensor]:
+    def _changing_tensors(self) -> list[Tensor]:
         """Every tensor that an update may change in place."""
+        own = [tensor for module in self.context.modules for tensor in (*module.parameters(), *module.buffers())]
+        return own + self.optimizers.state_tensors()
 
     # Looking ----------------------------------------------------------------------------------------------------------
 
@@ -377,16 +278,3 @@ class WorldModelWorkflow(Workflow):
             imagined_reward=reward,
             imagined_continue=continuation,
         )
-
-
-def _plan_memory(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value for name, value in inputs.items() if name.startswith(PLAN)}
-
-
-def _latent(state: Mapping[str, Tensor]) -> LatentState:
-    return LatentState(state["deter"], state["stoch"], state.get("memory"))
-
-
-def _agent_state(latent: LatentState, action: Tensor) -> AgentState:
-    state = {"deter": latent.deter.float(), "stoch": latent.stoch.float(), "action": action.float()}
-    return state if latent.memory is None else state | {"memory": latent.memory.float()}

@@ -34,6 +34,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
+def pixel_run(runs: Path) -> str:
+    """An untrained DreamerV3 on Pendulum from pixels: images, and an action that is a number."""
+    settings = ["environment.id=Pendulum-v1", "environment.observation=pixels", "environment.num_envs=2", "size=tiny",
+                "training.total_timesteps=20", "data_sources.replay.start_after=1000", "evaluation.episodes=1",
+                "evaluation.num_envs=1", "evaluation.final_episodes=1", "evaluation.video=false",
+                "evaluation.imagination=false", "logging.console=off", f"run_root={runs}"]  # fmt: skip
+    log = runs.parent / "pixels.log"
+    assert start(["train", "+experiment=dreamer_v3", *settings], log).wait(240) == 0, log.read_text()[-2000:]
+    return str(next(runs.glob("dreamer_v3/*/run.json")).parent.relative_to(runs))
+
+
+@pytest.fixture(scope="session")
 def run_id(runs: Path) -> str:
     return str(next(runs.glob(f"{EXPERIMENT}/*")).relative_to(runs))
 

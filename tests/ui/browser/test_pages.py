@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from browser_accessibility import FAINT, NAMELESS
 from browser_helpers import photograph, wait_for
 from playwright.sync_api import Page, expect
 
@@ -113,6 +114,48 @@ def test_a_deleted_run_and_a_half_written_line(troubled_page: Page, runs: Path) 
     expect(page.locator("main")).to_contain_text("a/b")
     shutil.rmtree(runs / "short")
     expect(page.get_by_role("alert").first).to_contain_text("deleted or renamed", timeout=10_000)
+
+
+VIEWS = ["#/", "#/run?id={run}", "#/run?id={run}&tab=system", "#/compare?run={run}", "#/dream?id={run}"]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_has_contrast_and_controls_have_names(page: Page, run_id: str, theme: str) -> None:
+    """4.5 to 1, or 3 to 1 for large letters (WCAG AA), and a name for a screen reader on whatever can be used."""
+    page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+    for view in VIEWS:
+        page.goto("/")
+        page.goto(f"/{view.format(run=run_id)}")
+        expect(page.locator("table.runs, .plot canvas, .gauges, .panes").first).to_be_visible(timeout=60_000)
+        assert page.evaluate(FAINT) == [], view
+        assert page.evaluate(NAMELESS) == [], view
+
+
+def test_tabs_turn_by_arrow_keys(page: Page, run_id: str) -> None:
+    page.goto(f"/#/run?id={run_id}")
+    page.get_by_role("tab", name="Curves").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Episodes")).to_be_focused()
+    expect(page.get_by_role("tabpanel", name="Episodes")).to_contain_text("Evaluations")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    expect(page.get_by_role("tab", name="System")).to_be_focused()
+
+
+def test_a_run_without_a_world_model_offers_no_dream(page: Page, runs: Path) -> None:
+    folder = runs / "modelfree" / "20260101-000000-s0"
+    folder.mkdir(parents=True)
+    try:
+        (folder / "run.json").write_text('{"status": "completed", "has_world_model": false}')
+        page.goto("/")
+        row = page.locator('tr[data-run="modelfree/20260101-000000-s0"]')
+        expect(row).to_be_visible()
+        expect(row.get_by_role("link", name="Dream")).to_have_count(0)
+        page.goto("/#/run?id=modelfree/20260101-000000-s0")
+        expect(page.get_by_role("heading", level=1)).to_contain_text("modelfree")
+        expect(page.get_by_role("link", name="Dream")).to_have_count(0)
+    finally:
+        shutil.rmtree(runs / "modelfree")
 
 
 def test_stop_saves_the_run(page: Page, runs: Path, run_id: str) -> None:

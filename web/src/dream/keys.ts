@@ -7,10 +7,16 @@ const DIRECTIONS: Record<string, string[]> = {
   left: ["ArrowLeft", "a"], right: ["ArrowRight", "d"], up: ["ArrowUp", "w"], down: ["ArrowDown", "s"], fire: ["f", "Enter"],
 };
 const ARROWS: Record<string, string> = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓" };
-const WORDS: [RegExp, string][] = [[/left/i, "left"], [/right/i, "right"], [/up|forward|main/i, "up"], [/down|back/i, "down"], [/fire/i, "fire"]];
+const WORDS: [RegExp, string][] = [[/left/i, "left"], [/right/i, "right"], [/^up|forward|main/i, "up"], [/down|back/i, "down"], [/fire/i, "fire"]];
 
 const tokensOf = (name: string) => WORDS.filter(([pattern]) => pattern.test(name)).map(([, token]) => token);
 const hintOf = (keys: string[]) => keys.map((key) => ARROWS[key] ?? key).slice(0, 2).join(" or ");
+
+/** Names of the entries that have a slider each: of continuous actions, and of several choices at once. */
+export function sliderNames(legend: Legend): string[] {
+  if (legend.kind === "continuous") return legend.names;
+  return legend.classes.length > 1 ? legend.classes.map((_, index) => `choice ${index + 1}`) : [];
+}
 
 /** The buttons of the legend: each with the keys that press it. */
 export function bindings(legend: Legend): Binding[] {

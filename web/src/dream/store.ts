@@ -2,13 +2,13 @@
 
 export type Moment = {
   id: number; parent: number | null; time: number; since: number; driver: string; action: number[] | null;
-  real: { reward: number; ended: boolean; terminal: boolean } | null;
+  real: { reward: number | null; ended: boolean; terminal: boolean } | null;
   dream_reward: number | null; continuation: number | null; value: number | null; surprise: number | null;
   error: number | null; baseline: number | null; seen: number[] | null; dreamed: number[];
 };
 export type Legend = { kind: "discrete" | "continuous"; classes: number[]; names: string[]; idle: number[] | null };
 export type Hello = {
-  environment: string; legend: Legend; names: string[]; pictures: boolean; planners: string[];
+  environment: string; legend: Legend; names: string[]; draws: boolean; planners: string[];
   model: {
     workflow: string; checkpoint: string; decodes: boolean; has_value: boolean; has_policy: boolean; has_planner: boolean;
     has_temperature: boolean; has_surprise: boolean; members: number;
@@ -134,6 +134,7 @@ export class DreamStore {
       case "moment":
       case "update":
       case "frame":
+        if (header.type !== "update" && !this.ended) this.trouble = null; // it was about what was asked before
         this.add(header as unknown as Moment);
         this.arrive(header, pictures);
         break;

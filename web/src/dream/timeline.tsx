@@ -2,7 +2,7 @@
 import { useMemo } from "preact/hooks";
 import { Chart, type Line, type Stretch } from "../chart";
 import { short } from "../format";
-import type { DreamStore, Hello, Moment, Plan } from "./store";
+import type { DreamStore, Hello, Moment } from "./store";
 
 const LOST = 5; // steps in a row at which the dream is worse than "nothing changes"
 const ENTRIES = 8;
@@ -44,7 +44,8 @@ export function Timeline({ store, hello, pick }: { store: DreamStore; hello: Hel
         <input type="range" min={0} max={Math.max(0, path.length - 1)} value={current?.time ?? 0} aria-label="Moment"
           onInput={(event) => onPick(Number(event.currentTarget.value))} />
         <span class="quiet">step {current?.time ?? 0} of {Math.max(0, path.length - 1)}</span>
-        {lost === null ? <span class="quiet">the dream keeps contact</span> : <span class="bad">lost contact at step {lost}</span>}
+        {lost !== null ? <span class="bad">lost contact at step {lost}</span>
+          : path.some((moment) => moment.error !== null) && <span class="quiet">the dream keeps contact</span>}
       </div>
       <div class="grid">
         {rows.map(({ title, text, lines }) => lines.some((entry) => entry.x.length) && (
@@ -96,48 +97,9 @@ function charts(path: Moment[], hello: Hello): { title: string; text: string; li
     { title: "error: dream / nothing changes", text: "How far the dream is from reality, beside a forecast that nothing changes.",
       lines: [line(path, "dream", "var(--c7)", (moment) => moment.error), line(path, "nothing changes", "var(--quiet)", (moment) => (moment.time > moment.since ? moment.baseline : null), dashed)] },
   ];
-  hello.names.slice(0, ENTRIES).forEach((name, entry) => rows.push({
-    title: `${name}: true / dreamed`, text: "",
-    lines: [line(path, "true", real, (moment) => moment.seen?.[entry]), line(path, "dreamed", dream, (moment) => moment.dreamed[entry], dashed)],
-  }));
-  return rows;
-}
-
-/** What the planner considered: paths of candidates, elites and the chosen plan. */
-export function PlanFan({ plan, entry, change, names }: { plan: Plan; entry: string; change: (name: string) => void; names: string[] }) {
-  const keys = Object.keys(plan.paths);
-  const key = keys.includes(entry) ? entry : keys.at(-1)!;
-  const looks: Record<string, [string, number, number]> = { candidate: ["var(--quiet)", 1, 0.35], elite: ["var(--c2)", 1.3, 0.8], chosen: ["var(--c1)", 3, 1] };
-  const lines = useMemo(() => plan.paths[key].map((path, index) => ({ path, index }))
-    .sort((a, b) => order(plan.kinds[a.index]) - order(plan.kinds[b.index]))
-    .map(({ path, index }): Line => {
-      const [tint, width, alpha] = looks[plan.kinds[index]];
-      return { label: plan.kinds[index], x: path.map((_, time) => time), y: path, colour: tint, width, alpha };
-    }), [plan, key]);
-  const named = (name: string) => {
-    const number = Number(name.split(" ").at(-1));
-    return name === "reward so far" ? name : names[number] ?? name;
-  };
-  return (
-    <section aria-label="Plan">
-      <h2>What the planner considered</h2>
-      <p class="quiet">{plan.planner} looks {plan.horizon} steps ahead and expects {short(plan.expected)}. Grey: candidates, green: the best of them, orange: the plan.
-        Candidates were worth {short(plan.worst)} to {short(plan.best)}.</p>
-      <label class="field"><span>drawn</span><select value={key} onChange={(event) => change(event.currentTarget.value)}>
-        {keys.map((name) => <option value={name}>{named(name)}</option>)}</select></label>
-      <Chart lines={lines} height={200} label="Plans" xLabel="steps ahead" />
-      {plan.tree && <TreeChart tree={plan.tree} />}
-    </section>
-  );
-}
-
-const order = (kind: string) => ["candidate", "elite", "chosen"].indexOf(kind);
-
-/** The search tree's most visited children, level by level. */
-function TreeChart({ tree }: { tree: NonNullable<Plan["tree"]> }) {
-  const below = (parent: number | null) => tree.nodes.map((node, index) => ({ ...node, index })).filter((node) => node.parent === parent).sort((a, b) => b.visits - a.visits).slice(0, 6);
-  const show = (parent: number | null, depth: number) => depth < 4 && (
-    <ul class="search">{below(parent).map((node) => <li>action {node.action} <b>{node.visits}</b> visits, value {short(node.value)}{show(node.index, depth + 1)}</li>)}</ul>
-  );
-  return <div class="scroll">{show(0, 0)}</div>;
+  hello.names.slice(0, ENTRIES).forEach((name, entry) => {
+    const lines = [line(path, "true", real, (moment) => moment.seen?.[entry]), line(path, "dreamed", dream, (moment) => moment.dreamed[entry], dashed)];
+    rows.push(hello.model.decodes ? { title: `${name}: true / dreamed`, text: "", lines } : { title: name, text: "", lines: lines.slice(0, 1) });
+  });
+  return hello.model.decodes ? rows : rows.filter((row) => !row.title.startsWith("error"));
 }

@@ -3,10 +3,11 @@ import { useEffect, useMemo, useReducer, useRef, useState } from "preact/hooks";
 import { link, type Route } from "../route";
 import { Choice, Copy, Notice, Segments, Slider } from "../widgets";
 import { Branches } from "./branches";
-import { bindings, heldAction, padAction, type Binding } from "./keys";
+import { bindings, heldAction, padAction, sliderNames, type Binding } from "./keys";
 import { Panes } from "./panes";
+import { PlanFan } from "./plan";
 import { DreamStore, type Hello, type Moment, type State } from "./store";
-import { PlanFan, Timeline } from "./timeline";
+import { Timeline } from "./timeline";
 
 const WORLDS = [["game", "Game", "The environment; the model watches every step"], ["both", "Both", "Game and dream side by side, fed with the same actions"], ["dream", "Dream", "The model alone"]] as const;
 const DRIVERS = [["you", "You"], ["agent", "Agent"], ["planner", "Planner"], ["recorded", "Recorded"]] as const;
@@ -50,12 +51,13 @@ function Play({ store, hello, state }: { store: DreamStore; hello: Hello; state:
   return (
     <>
       <div class="stage">
-        <p class="quiet hint">The same actions in two worlds: the environment, and the model that learned it. Press <b>Play</b> and watch the agent, or act yourself with the keys below the pictures.</p>
-        <Panes store={store} drag={press.drag} />
+        <p class="quiet hint">The same actions in two worlds: the environment, and the model that learned it. Press <b>Play</b> and watch the agent, or act yourself with the keys and buttons below the pictures.</p>
+        <Panes store={store} hello={hello} entry={entry} drag={press.drag} />
         <div class="transport" role="toolbar" aria-label="Play">
           <button class="strong" onClick={press.toggle} title="Play or pause (space)">{state.playing ? "❚❚ Pause" : "▶ Play"}</button>
           <button onClick={() => store.send({ type: "step" })} title="One step (e)" disabled={state.driver === "you"}>Step</button>
-          <Segments label="Who acts" value={state.driver} options={DRIVERS} change={(driver) => press.drive(driver)} />
+          <Segments label="Who acts" value={state.driver} options={DRIVERS} change={(driver) => press.drive(driver)}
+            off={state.from_record ? {} : { recorded: "Choose a replayed episode below first: its actions are then taken again" }} />
           <Segments label="World" value={state.world} options={WORLDS} change={(world) => set({ world })} />
           <button onClick={() => store.send({ type: "look" })} title="Let the model see reality once, then close its eyes again (o)" disabled={!store.current?.real}>Open eyes</button>
           <button onClick={() => store.send({ type: "start", episode: state.episode + 1 })} title="Another held-out episode (n)">New episode</button>
@@ -71,7 +73,7 @@ function Play({ store, hello, state }: { store: DreamStore; hello: Hello; state:
           <Branches store={store} pick={pick} />
         </div>
         <aside>
-          {store.plan && <PlanFan plan={store.plan} entry={entry} change={setEntry} names={hello.names} />}
+          {store.plan && <PlanFan plan={store.plan} entry={entry} change={setEntry} hello={hello} />}
           <Settings store={store} hello={hello} state={state} set={set} />
           <Recording store={store} state={state} />
         </aside>
@@ -94,8 +96,9 @@ function Legend({ hello, own, press, state }: { hello: Hello; own: Binding[]; pr
           {binding.label} {binding.hint && <kbd>{binding.hint}</kbd>}
         </button>
       ))}
-      {legend.kind === "continuous" && legend.names.map((name, index) => (
-        <Slider label={name} min={-1} max={1} step={0.05} value={press.sliders[index] ?? 0} change={(value) => press.slide(index, value)} />
+      {sliderNames(legend).map((name, index) => (
+        <Slider label={name} min={legend.kind === "continuous" ? -1 : 0} max={legend.kind === "continuous" ? 1 : legend.classes[index] - 1}
+          step={legend.kind === "continuous" ? 0.05 : 1} value={press.sliders[index] ?? 0} change={(value) => press.slide(index, value)} />
       ))}
       {legend.kind === "continuous" && <span class="quiet small">or drag on a picture, or use a gamepad</span>}
       <span class="quiet small shortcuts"><kbd>space</kbd> play <kbd>m</kbd> you / agent <kbd>v</kbd> world <kbd>,</kbd> <kbd>.</kbd> moment back, on <kbd>o</kbd> open eyes <kbd>p</kbd> plan <kbd>n</kbd> new episode</span>
@@ -115,7 +118,7 @@ function useControls(store: DreamStore, hello: Hello, own: Binding[]) {
   const now = () => store.state!; // fresher than what was last drawn
 
   const tell = (pad: number[] | null = null) => {
-    const slid = moved.current.some((value) => value) ? hello.legend.names.map((_, index) => moved.current[index] ?? 0) : null;
+    const slid = moved.current.some((value) => value) ? sliderNames(hello.legend).map((_, index) => moved.current[index] ?? 0) : null;
     const action = heldAction(hello.legend, own, held.current) ?? pointer.current ?? pad ?? slid;
     const text = JSON.stringify(action);
     if (text === last.current) return;
@@ -178,7 +181,7 @@ function useControls(store: DreamStore, hello: Hello, own: Binding[]) {
 
   return {
     hold, toggle, drive, sliders,
-    slide: (index: number, value: number) => setSliders(hello.legend.names.map((_, at) => (at === index ? value : sliders[at] ?? 0))),
+    slide: (index: number, value: number) => setSliders(sliderNames(hello.legend).map((_, at) => (at === index ? value : sliders[at] ?? 0))),
     isHeld: (binding: Binding) => binding.keys.some((key) => held.current.has(key)),
     drag: (x: number, y: number, end: boolean) => {
       if (hello.legend.kind !== "continuous") return;
@@ -205,9 +208,9 @@ function Settings({ store, hello, state, set }: { store: DreamStore; hello: Hell
       <Slider label="look again after" value={state.horizon} min={0} max={100} step={1} shown={state.horizon ? `${state.horizon} steps` : "never"} change={(horizon) => set({ horizon })} title="The dream's horizon: after so many steps the model sees reality again" />
       <Slider label="speed" value={state.fps} min={1} max={60} step={1} shown={`${Math.round(state.fps)} steps/s`} change={(fps) => set({ fps })} />
       <Choice label="without a key" value={state.idle} options={idle} change={(value) => set({ idle: value })} />
-      <div class="toolbar">
+      <div>
         <label class="field inline"><input type="checkbox" checked={state.plan} onChange={() => set({ plan: !state.plan })} /> show what a planner considers</label>
-        <Choice label="planner" value={state.planner === "own" && !hello.model.has_planner ? hello.planners[0] : state.planner} options={hello.planners.map((name) => [name, name === "own" ? "the run's own" : name] as const)} change={(planner) => set({ planner })} />
+        <Choice label="planner" value={state.planner} options={hello.planners.map((name) => [name, name === "own" ? "the run's own" : name] as const)} change={(planner) => set({ planner })} />
       </div>
       <Start store={store} state={state} />
     </section>

@@ -77,16 +77,15 @@ export function drawVector(canvas: HTMLCanvasElement, environment: string, value
   }
 }
 
-/** Values from 0 to 255, or from 0 to 1; of stacked frames the last. */
+/** Values from 0 to 1; of stacked frames the last. */
 export function drawImage(canvas: HTMLCanvasElement, values: Float32Array, shape: number[]) {
   const [height, width, channels] = shape;
   [canvas.width, canvas.height] = [width, height];
   const context = canvas.getContext("2d")!;
   const image = context.createImageData(width, height);
-  const scale = values.some((value) => value > 1.5) ? 1 : 255;
   const from = channels % 3 === 0 ? channels - 3 : channels - 1;
   for (let pixel = 0; pixel < width * height; pixel++) {
-    for (let colour = 0; colour < 3; colour++) image.data[pixel * 4 + colour] = scale * values[pixel * channels + from + (channels % 3 === 0 ? colour : 0)];
+    for (let colour = 0; colour < 3; colour++) image.data[pixel * 4 + colour] = 255 * values[pixel * channels + from + (channels % 3 === 0 ? colour : 0)];
     image.data[pixel * 4 + 3] = 255;
   }
   context.putImageData(image, 0, 0);

@@ -90,7 +90,7 @@ function App({ data }: { data: Data }) {
   const check = useMemo(() => world.check(), []);
   const own = useMemo(() => bindings(data.legend), []);
   const [driver, setDriver] = useState<"you" | "policy">(data.starts[0].policy ? "policy" : "you");
-  const [playing, setPlaying] = useState(true);
+  const [playing, setPlaying] = useState(!matchMedia("(prefers-reduced-motion: reduce)").matches);
   const [start, setStart] = useState(0);
   const [meter, setMeter] = useState(0);
   const [, redraw] = useReducer((count: number) => count + 1, 0);

@@ -26,7 +26,7 @@ class BCPolicy(LearningController):
 
     Vectors are brought to zero mean and unit deviation by the dataset's own statistics, or, where the batches come from
     a growing replay, by running ones; they are saved with the policy. With `memory` units above 0 a GRU remembers
-    `sequence_length` decisions, in training and when it acts: after so many it begins anew.
+    `sequence_length` decisions, in training and when it acts; then it starts again from zeros.
     """
 
     fitted: Tensor  # whether the statistics are those of a dataset

@@ -18,7 +18,7 @@ from rl_lab.nn.normals import HALF_LOG_TWO_PI
 from rl_lab.nn.tdmpc_layers import TDMPCMLP, Style, hidden_layers
 from rl_lab.specs import ActionSpec
 
-MOST_CHOICES = 64  # up to so many joint discrete actions are all tried when the policy learns
+MOST_CHOICES = 64  # up to this many joint discrete actions the policy learns from all of them
 EDGE = 1.0 - 1e-6
 
 

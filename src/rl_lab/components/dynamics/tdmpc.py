@@ -23,7 +23,7 @@ class TDMPCStep(NamedTuple):
 
 
 def episode_discount(length: int | None) -> float:
-    """TD-MPC2's rule: an episode of `length` decisions is five times as long as what is cared about."""
+    """TD-MPC2's rule: 1 / (1 - γ) is a fifth of an episode of `length` decisions."""
     low, high = DISCOUNT_RANGE
     return high if length is None else min(max(1.0 - 5.0 / length, low), high)
 

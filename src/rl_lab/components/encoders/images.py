@@ -23,7 +23,7 @@ def flatten_lead(image: Tensor) -> Tensor:
 
 
 class QuantizedImages(nn.Module):
-    """PlaNet's images: floor(x / 2^(8-bits)) / 2^bits + U(0, 1/2^bits) - 0.5, by key; what is no image stays.
+    """PlaNet's images: floor(x / 2^(8-bits)) / 2^bits + U(0, 1/2^bits) - 0.5, by key; other keys are left as they are.
 
     Fewer bits make the model spend its capacity on large things; the noise stands for the lost bits. The same noisy
     image is what the encoder sees and what the decoder must explain.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -66,6 +66,7 @@ class Planner(nn.Module, ABC):
     are static, nothing waits for the device, and the noise is drawn before (`draw_noise`), so a plan can be captured.
     """
 
+    follows_policy: ClassVar[bool] = False  # whether the model must have a policy
     neutral: Tensor
     noise_filter: Tensor | None
 
@@ -123,6 +124,11 @@ class Planner(nn.Module, ABC):
             raise ConfigError(
                 f"{type(self).__name__} has bootstrap=always, but {type(simulator).__name__} predicts no value. Give "
                 "the model a critic, or use bootstrap=auto with a longer horizon."
+            )
+        if self.follows_policy and not simulator.has_policy:
+            raise ConfigError(
+                f"{type(self).__name__} follows the model's policy, but {type(simulator).__name__} has none. Use "
+                "controllers/planners=mppi or cem."
             )
 
     def score(

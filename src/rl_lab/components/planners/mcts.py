@@ -84,7 +84,7 @@ class MCTS(Accelerated, Planner):
         c2: float = 19652.0,
         normalization: Normalization = "tree",
         min_spread: float = 0.01,
-        value_bounds: tuple[float, float] | None = None,  # known range of returns; null: the range seen in each tree
+        value_bounds: tuple[float, float] | None = None,  # known range of returns; null: the range seen
         noise_share: float = 0.25,  # of Dirichlet noise in the root's prior, while exploring
         noise_alpha: float = 0.3,
         considered: int = 16,  # Gumbel: actions that the root begins with
@@ -106,6 +106,8 @@ class MCTS(Accelerated, Planner):
                 f"noise_share={noise_share}, noise_alpha={noise_alpha}: expected a share from 0 to 1 and an alpha above"
                 " 0."
             )
+        if value_bounds is not None and value_bounds[0] >= value_bounds[1]:
+            raise ConfigError(f"value_bounds={list(value_bounds)}: expected the lowest return, then the highest.")
         if players == 2 and leaf_value == "rollout":
             raise ConfigError("players=2 needs leaf_value=model: random actions of both players say little of a game.")
         self.enumerates = sampled_actions is None
@@ -174,7 +176,7 @@ class MCTS(Accelerated, Planner):
             return self.puct
         return GumbelRule(
             noise=torch.zeros_like(logits) if noise is None else noise, simulations=simulations,
-            considered=self.considered, visit_scale=self.visit_scale, value_scale=self.value_scale,
+            considered=self.considered, visit_scale=self.visit_scale, value_scale=self.value_scale, bounds=self.bounds,
         )  # fmt: skip
 
     def _grow(self, tree: SearchTree, rule: SelectionRule, state: ModelState, actions: Tensor | None) -> None:

@@ -21,9 +21,9 @@ def reweight(
 
     An increment of -inf kills a particle. Where none is left, the weights stay as they were and the factor is -inf.
     """
-    raised = log_weights + increment
-    evidence = raised.logsumexp(1)
-    return torch.where(evidence.isfinite()[:, None], raised.log_softmax(1), log_weights), evidence
+    weighted = log_weights + increment
+    evidence = weighted.logsumexp(1)
+    return torch.where(evidence.isfinite()[:, None], weighted.log_softmax(1), log_weights), evidence
 
 
 def effective_sample_size(log_weights: Float[Tensor, "env particle"]) -> Float[Tensor, " env"]:

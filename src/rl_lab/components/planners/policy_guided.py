@@ -20,6 +20,8 @@ class PolicyGuided(MPPI):
     them, the planner chooses among the policy's own ideas.
     """
 
+    follows_policy = True
+
     def __init__(
         self,
         *,
@@ -43,14 +45,6 @@ class PolicyGuided(MPPI):
                 "any, use controllers/planners=mppi."
             )
         self.policy_samples = policy_samples
-
-    def check_model(self) -> None:
-        super().check_model()
-        if not self.simulator.has_policy:
-            raise ConfigError(
-                f"{type(self).__name__} follows the model's policy, but {type(self.simulator).__name__} has none. Use "
-                "controllers/planners=mppi or cem."
-            )
 
     def draw_noise(self, num_envs: int) -> dict[str, Tensor]:
         return {"candidates": self._normal(self.iterations, num_envs, self.samples - self.policy_samples)}

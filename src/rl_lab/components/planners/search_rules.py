@@ -80,6 +80,8 @@ class GumbelRule(SelectionRule):
     policy.
 
     At the root g(a) + logits(a) + σ(Q̂(a)) decides among the actions that have as many visits as the schedule says.
+    σ scales Q to [0, 1] by the range of the node, so that its best action counts as much whether it is far better than
+    the others or hardly; with `bounds`, the known range of returns, equal actions stay equal.
     """
 
     def __init__(
@@ -90,7 +92,9 @@ class GumbelRule(SelectionRule):
         considered: int = 16,
         visit_scale: float = 50.0,
         value_scale: float = 0.1,
+        bounds: tuple[float, float] | None = None,
     ) -> None:
+        self.bounds = bounds
         self.noise, self.simulations, self.considered = noise.double(), simulations, considered
         self.visit_scale, self.value_scale = visit_scale, value_scale
 
@@ -121,11 +125,14 @@ class GumbelRule(SelectionRule):
         return torch.softmax(edges.logits + self.transformed(edges), -1)
 
     def transformed(self, edges: Edges) -> Float[Tensor, "roots actions"]:
-        """σ(Q̂): Q where it is known and the mixed value elsewhere, scaled to [0, 1] within the node, and weighted
-        more the more visits there are."""
+        """σ(Q̂): Q where it is known and the mixed value elsewhere, scaled to [0, 1], and weighted more the more visits
+        there are."""
         q = torch.where(edges.visits > 0, edges.q, mixed_value(edges)[:, None])
-        low = q.amin(-1, keepdim=True)
-        q = (q - low) / (q.amax(-1, keepdim=True) - low).clamp(min=TINY)
+        if self.bounds is None:
+            low = q.amin(-1, keepdim=True)
+            q = (q - low) / (q.amax(-1, keepdim=True) - low).clamp(min=TINY)
+        else:
+            q = (q - self.bounds[0]) / (self.bounds[1] - self.bounds[0])
         return (self.visit_scale + edges.visits.amax(-1, keepdim=True)) * self.value_scale * q
 
 

@@ -17,7 +17,7 @@ from rl_lab.kernels.graphs import compile_block
 from rl_lab.simulation.simulator import ModelState
 from rl_lab.specs import ActionSpec
 
-MANY_ACTIONS = 20  # from so many action entries on, TD-MPC2 makes two more iterations
+MANY_ACTIONS = 20  # with this many action entries or more, TD-MPC2 makes two more iterations
 
 
 class TDMPCPlanner(Planner):
@@ -36,6 +36,7 @@ class TDMPCPlanner(Planner):
     what `min_std` does), and at the beginning of a decision with a share `first_class_floor` (as the wide σ).
     """
 
+    follows_policy = True
     std_floor: Tensor
 
     def __init__(
@@ -81,14 +82,6 @@ class TDMPCPlanner(Planner):
 
     def compile_blocks(self) -> None:
         self.propose, self.refit = compile_block(self.propose), compile_block(self.refit)  # type: ignore[method-assign]
-
-    def check_model(self) -> None:
-        super().check_model()
-        if not self.simulator.has_policy:
-            raise ConfigError(
-                f"{type(self).__name__} follows the model's policy, but {type(self.simulator).__name__} has none. Use "
-                "controllers/planners=mppi or cem."
-            )
 
     def draw_noise(self, num_envs: int) -> dict[str, Tensor]:
         candidates = self._normal(self.iterations, num_envs, self.samples - self.policy_samples)

@@ -15,9 +15,9 @@ from rl_lab.errors import ConfigError
 class RewardEnsemble(RewardPredictor):
     """`members` predictors that differ in their first weights, trained on the same rewards.
 
-    Where they disagree, no reward was seen nearby: `pessimism` takes so many standard deviations of their means off the
-    predicted reward, which keeps a dream from paying for states that nobody has visited. The output of all members is
-    one vector, end to end, so that the ensemble stands wherever a single predictor does.
+    Where they disagree, no reward was seen nearby. The predicted reward is the mean of their means, less `pessimism`
+    times their standard deviation, so that a dream does not pay for states that were never visited. The outputs of all
+    members are one vector, so that the ensemble can stand wherever a single predictor does.
     """
 
     def __init__(self, *, members: int = 5, pessimism: float = 0.0, outscale: float = 1.0, **settings: Any) -> None:

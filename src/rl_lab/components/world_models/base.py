@@ -95,7 +95,7 @@ class StateSpaceModel(Accelerated, ABC):
     stoch_size: int
     noise: ClassVar[NoiseKind]  # the kind of noise that a sample of z needs
     latent: ClassVar[type[LatentState]] = LatentState
-    compiled_steps: ClassVar[tuple[str, ...]] = ("observe_step", "imagine_step")  # the bodies of its loops
+    compiled_steps: ClassVar[tuple[str, ...]] = ("observe_step", "_imagine_step")  # the bodies of its loops
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class StateSpaceModel(Accelerated, ABC):
         action_noise: Float[Tensor, "horizon b *action"],
     ) -> Dream:
         """Roll the prior forward: `policy(features, noise)` chooses each action."""
-        step = self.compiled.get("imagine_step")
+        step = self.compiled.get("_imagine_step")
         state, states, actions = start, [start._replace(memory=None)], []
         for step_latent_noise, step_action_noise in zip(latent_noise, action_noise, strict=True):
             if step is not None:
@@ -213,7 +213,7 @@ class StateSpaceModel(Accelerated, ABC):
             actions.append(action)
         return Dream.stack(states, actions)
 
-    def imagine_step(
+    def _imagine_step(
         self, state: LatentState, policy: Policy, latent_noise: Tensor, action_noise: Tensor
     ) -> tuple[LatentState, Tensor]:
         """The body of that loop, for a compiler: the next state, and the action that led to it."""

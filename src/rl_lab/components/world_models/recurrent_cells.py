@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rl_lab.kernels.registry import HOOKS
 from rl_lab.nn.layers import Linear, init_averaged_, make_norm
 from rl_lab.nn.styles import LayerStyle
 
@@ -62,7 +63,12 @@ class ResetAfterGRU(RecurrentCell):
 
     def forward(self, x: Float[Tensor, "rows inputs"], h: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
         h = h.to(x.dtype)
-        return self.by_gates(x, h) if x.is_cuda else self.cell(x, h)
+        return self.by_gates(x, h) if x.is_cuda and self.is_torchs_own else self.cell(x, h)
+
+    @property
+    def is_torchs_own(self) -> bool:
+        """Whether the cell is torch's, without hooks: only then is it what `by_gates` computes."""
+        return type(self.cell) is nn.GRUCell and not any(getattr(self.cell, kind) for kind in HOOKS)
 
     def by_gates(self, x: Float[Tensor, "rows inputs"], h: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:
         """The same, gate by gate. Torch's own kernel on a GPU is not fused with what stands beside it, and its backward

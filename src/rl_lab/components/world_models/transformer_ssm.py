@@ -25,6 +25,7 @@ from rl_lab.nn.transformer import BranchSteps, TransformerBlock, distance_slopes
 from rl_lab.records import FieldSpec
 
 LONGEST_WINDOW = 256  # the memory counts its steps in numbers that bfloat16 must hold exactly
+STEPS = ("advance", "transform", "posterior", "observe_step", "predict_step")  # a pass over a sequence stands for these
 
 Recent = tuple[BranchSteps, ...]  # the dreams' own steps, by layer
 
@@ -46,7 +47,7 @@ class TransformerSSM(CategoricalModel):
     episode the memory then held. Distances, not positions: the memory can shift. Zeros are an empty memory.
     """
 
-    compiled_steps = ("observe_step", "imagine_step", "transform", "dream_step")
+    compiled_steps = ("observe_step", "_imagine_step", "transform", "dream_step")
 
     def __init__(
         self,
@@ -55,12 +56,12 @@ class TransformerSSM(CategoricalModel):
         action_size: int,
         deter: int,
         hidden: int,
-        window: int = 64,
+        groups: int,
+        classes: int,
+        window: int,
         layers: int = 2,
         heads: int = 4,
         feed_forward: int | None = None,
-        groups: int = 32,
-        classes: int = 32,
         unimix: float = 0.01,
         prior_layers: int = 2,
     ) -> None:
@@ -104,8 +105,11 @@ class TransformerSSM(CategoricalModel):
 
     @property
     def _in_one_pass(self) -> bool:
-        """Whether a sequence may be filtered at once. A subclass with an `advance` of its own goes step by step."""
-        return type(self).advance is TransformerSSM.advance
+        """Whether a sequence may be filtered, and dreamt from, at once. A model with a step of its own goes step by
+        step; so does one whose posterior may look at h."""
+        return not any(
+            name in vars(self) or getattr(type(self), name) is not getattr(TransformerSSM, name) for name in STEPS
+        )
 
     def observe(
         self,

@@ -19,11 +19,6 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 JIT: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
 
 
-def supports_walker(planner: Any) -> str | None:
-    """Why the kernels cannot search for a planner: there is no reason."""
-    return None
-
-
 RULES = ("rl_lab.components.planners.search_rules.PUCT", "rl_lab.components.planners.search_rules.GumbelRule")
 
 
@@ -46,21 +41,18 @@ class CompiledWalker:
         links = tree.parent, tree.parent_action, tree.reward, tree.discount
         self._links = tuple(tensor.numpy() for tensor in links)
         self._legal = tree.legal.numpy()
-        self._gumbel = hasattr(rule, "noise")
+        self.is_gumbel = hasattr(rule, "noise")
         self._rule: tuple[Any, ...]
-        if self._gumbel:
+        if self.is_gumbel:
             considered = np.minimum(self._legal.sum(-1), rule.considered)
             schedule = rule.schedule(tree.actions, tree.legal.device).numpy()[considered]
-            scales, room = (rule.visit_scale, rule.value_scale, rule.lowest, rule.tiny), np.empty(tree.actions)
-            self._rule = rule.noise.numpy(), schedule, scales, room
+            low, high = rule.bounds or (0.0, 0.0)
+            scales = rule.visit_scale, rule.value_scale, rule.lowest, rule.tiny, float(low), float(high - low)
+            self._rule = rule.noise.numpy(), schedule, scales, np.empty(tree.actions)
         else:
             table = rule.exploration(torch.arange(1.0, tree.simulations + 2.0, dtype=torch.float64)).numpy()
             by_node = rule.normalization == "node"
             self._rule = table, by_node, rule.min_spread, rule.tiny
-
-    @property
-    def is_gumbel(self) -> bool:
-        return self._gumbel
 
     @property
     def arguments(self) -> tuple[Any, ...]:
@@ -71,7 +63,7 @@ class CompiledWalker:
 
     def select(self) -> tuple[Tensor, Tensor]:
         """(node, action) of the edge to expand in each tree."""
-        choose = select_gumbel if self._gumbel else select_puct
+        choose = select_gumbel if self.is_gumbel else select_puct
         choose(self._edges, self._bounds, self._legal, self._rule, self._chosen)
         return self.node, self.action
 
@@ -135,7 +127,7 @@ def select_puct(edges, bounds, legal, rule, chosen):
 @njit(**JIT)
 def _transformed(edges, root, node, scales, out):
     """σ(Q̂) of one node into `out`; the number of its visits."""
-    (_, prior, _, visits, returns, value), (visit_scale, value_scale, _, tiny) = edges, scales
+    (_, prior, _, visits, returns, value), (visit_scale, value_scale, _, tiny, low, spread) = edges, scales
     actions, count, most, weighted, mass = prior.shape[2], 0, 0, 0.0, 0.0
     for action in range(actions):
         taken = visits[root, node, action]
@@ -147,12 +139,14 @@ def _transformed(edges, root, node, scales, out):
             count += taken
             most = max(most, taken)
     mixed = (np.float64(value[root, node]) + count * (weighted / mass if count else 0.0)) / (1.0 + count)
-    low, high = np.inf, -np.inf
+    least, most_q = np.inf, -np.inf
     for action in range(actions):
         if visits[root, node, action] == 0:
             out[action] = mixed
-        low, high = min(low, out[action]), max(high, out[action])
-    spread, scale = max(high - low, tiny), (visit_scale + most) * value_scale
+        least, most_q = min(least, out[action]), max(most_q, out[action])
+    if spread == 0.0:  # no known bounds
+        low, spread = least, max(most_q - least, tiny)
+    scale = (visit_scale + most) * value_scale
     for action in range(actions):
         out[action] = scale * ((out[action] - low) / spread)
     return count

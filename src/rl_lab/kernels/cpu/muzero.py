@@ -19,7 +19,7 @@ from rl_lab.kernels.registry import full_name, reason_against
 
 SIMULATOR = "rl_lab.simulation.muzero.MuZeroSimulator"
 JIT: dict[str, Any] = trees.JIT | {"fastmath": {"reassoc", "contract", "nsz"}}
-ALLOCATING = JIT | {"_nrt": True}
+COUNTING = JIT | {"_nrt": True}  # references, which products of arrays ask for
 EPSILON = 1e-3  # of the value transform
 TINY = 1e-5  # smallest range of a latent
 NORM_EPSILON = 1e-5  # of LayerNorm
@@ -45,9 +45,9 @@ def grow(planner: Any, tree: Any, rule: Any, state: Any) -> bool:
         return False
     latents = np.empty((tree.simulations + 1, *state.latent.shape), np.float32)
     latents[0] = state.latent.numpy()
-    discount = np.float32(planner.discount if planner.players == 1 else -planner.discount)
+    discounts = np.full(tree.roots, planner.discount if planner.players == 1 else -planner.discount, np.float32)
     compiled = search_gumbel if walker.is_gumbel else search_puct
-    compiled(tree.simulations, discount, *walker.arguments, parameters, latents)
+    compiled(discounts, *walker.arguments, parameters, latents, _space(tree, parameters[1], latents))
     tree.size = tree.simulations + 1
     return True
 
@@ -74,6 +74,14 @@ def _parameters(model: Any) -> tuple[np.ndarray, ...]:
     return torch.cat(weights).numpy(), np.array(layout), np.array(starts), *bins
 
 
+def _space(tree: Any, layout: np.ndarray, latents: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Where a simulation computes: what is given to the dynamics, logits, reward, value, and the outputs of each
+    layer."""
+    roots, actions = tree.roots, tree.actions
+    given, outputs = (roots, latents.shape[2] + actions), (len(layout), roots * layout[:, 1].max())
+    return tuple(np.empty(shape, np.float32) for shape in (given, (roots, actions), roots, roots, outputs))
+
+
 @njit(**JIT)
 def _activate(x, bias, gain, shift, relu):
     """Bias, norm and ReLU of every row, in place."""
@@ -97,17 +105,32 @@ def _activate(x, bias, gain, shift, relu):
                 x[row, column] = max(x[row, column], np.float32(0.0))
 
 
-@njit(**ALLOCATING)
-def _mlp(x, weights, layout, first, last, linear_output):
-    """The layers first … last - 1 on rows x."""
+@njit(**COUNTING)
+def _mlp(x, weights, layout, first, last, linear_output, room):
+    """The layers first … last - 1 on rows x; the outputs of each lie in its row of `room`."""
     for layer in range(first, last):
         weight, outputs, inputs, bias, gain, shift = layout[layer]
-        x = np.dot(x, weights[weight : weight + outputs * inputs].reshape(outputs, inputs).T)
+        y = room[layer, : x.shape[0] * outputs].reshape(x.shape[0], outputs)
+        np.dot(x, weights[weight : weight + outputs * inputs].reshape(outputs, inputs).T, y)
+        x = y
         own_gain = weights[gain : gain + outputs] if gain >= 0 else weights[:0]
         own_shift = weights[shift : shift + outputs] if gain >= 0 else weights[:0]
         is_hidden = layer < last - 1 or not linear_output
         _activate(x, weights[bias : bias + outputs], own_gain, own_shift, is_hidden)
     return x
+
+
+@njit(**JIT)
+def _exp(x):
+    """exp(x) of x ≤ 0 to 3e-8, without a branch or a call, so that a loop of it becomes vectors: a polynomial of
+    x / 256, squared eight times."""
+    x = (-80.0 if x < -80.0 else x) * (1.0 / 256.0)
+    y = 1.0 / 5040.0 + x * (1.0 / 40320.0)
+    y = 1.0 / 24.0 + x * (1.0 / 120.0 + x * (1.0 / 720.0 + x * y))
+    y = 1.0 + x * (1.0 + x * (0.5 + x * (1.0 / 6.0 + x * y)))
+    for _ in range(8):
+        y *= y
+    return y
 
 
 @njit(**JIT)
@@ -118,21 +141,21 @@ def _means(logits, bins, out):
         highest = logits[row, 0]
         for column in range(1, size):
             highest = max(highest, logits[row, column])
-        total, mean = np.float32(0.0), np.float32(0.0)
+        total, mean = 0.0, 0.0
         for column in range(size):
-            weight = np.exp(logits[row, column] - highest)
+            weight = _exp(np.float64(logits[row, column] - highest))
             total += weight
             mean += weight * bins[column]
-        y = np.float64(mean / total)
+        y = mean / total
         root = (np.sqrt(1.0 + 4.0 * EPSILON * (abs(y) + 1.0 + EPSILON)) - 1.0) / (2.0 * EPSILON)
         out[row] = np.sign(y) * (root * root - 1.0)
 
 
-@njit(**ALLOCATING)
-def advance(given, weights, layout, starts, reward_bins, value_bins, latent, reward, policy, value):
+@njit(**COUNTING)
+def advance(given, weights, layout, starts, reward_bins, value_bins, latent, reward, policy, value, room):
     """Latent and action [rows, latent + action] to what follows: latent, reward, policy outputs, value."""
     rows, size = latent.shape
-    change = _mlp(given, weights, layout, starts[0], starts[1], True)
+    change = _mlp(given, weights, layout, starts[0], starts[1], True, room)
     for row in range(rows):
         low, high = np.float32(np.inf), np.float32(-np.inf)
         for column in range(size):
@@ -142,13 +165,13 @@ def advance(given, weights, layout, starts, reward_bins, value_bins, latent, rew
         scale = np.float32(1.0) / max(high - low, np.float32(TINY))
         for column in range(size):
             latent[row, column] = (latent[row, column] - low) * scale
-    _means(_mlp(latent, weights, layout, starts[1], starts[2], True), reward_bins, reward)
-    features = _mlp(latent, weights, layout, starts[2], starts[3], False)
-    outputs = _mlp(features, weights, layout, starts[3], starts[4], True)
+    _means(_mlp(latent, weights, layout, starts[1], starts[2], True, room), reward_bins, reward)
+    features = _mlp(latent, weights, layout, starts[2], starts[3], False, room)
+    outputs = _mlp(features, weights, layout, starts[3], starts[4], True, room)
     for row in range(rows):
         for column in range(policy.shape[1]):
             policy[row, column] = outputs[row, column]
-    _means(_mlp(features, weights, layout, starts[4], starts[5], True), value_bins, value)
+    _means(_mlp(features, weights, layout, starts[4], starts[5], True, room), value_bins, value)
 
 
 @njit(**JIT)
@@ -176,37 +199,27 @@ def _priors(policy, prior):
             prior[row, edge] /= total
 
 
-@njit(**ALLOCATING)
-def _extend(new, discounts, edges, bounds, chosen, links, learns_bounds, model, latents):
+@njit(**COUNTING)
+def _extend(new, discounts, edges, bounds, chosen, links, learns_bounds, model, latents, space):
     """Take the chosen edges in the model and add what follows."""
-    logits, prior = edges[0], edges[1]
-    node, action = chosen
-    roots, _, actions = logits.shape
-    given = np.empty((roots, latents.shape[2] + actions), np.float32)
-    policy = np.empty((roots, actions), np.float32)
-    reward, value = np.empty(roots, np.float32), np.empty(roots, np.float32)
+    prior, (node, action) = edges[1], chosen
+    given, policy, reward, value, room = space
     _given(latents, node, action, given)
     weights, layout, starts, reward_bins, value_bins = model
-    advance(given, weights, layout, starts, reward_bins, value_bins, latents[new], reward, policy, value)
+    advance(given, weights, layout, starts, reward_bins, value_bins, latents[new], reward, policy, value, room)
     _priors(policy, prior[:, new])
     trees.expand(new, (reward, discounts, policy, value), edges, bounds, chosen, links, learns_bounds)
 
 
-@njit(**ALLOCATING)
-def search_puct(simulations, discount, edges, bounds, legal, rule, chosen, links, learns_bounds, model, latents):
-    discounts = np.empty(legal.shape[0], np.float32)
-    for root in range(legal.shape[0]):
-        discounts[root] = discount
-    for new in range(1, simulations + 1):
+@njit(**COUNTING)
+def search_puct(discounts, edges, bounds, legal, rule, chosen, links, learns_bounds, model, latents, space):
+    for new in range(1, len(latents)):
         trees.select_puct(edges, bounds, legal, rule, chosen)
-        _extend(new, discounts, edges, bounds, chosen, links, learns_bounds, model, latents)
+        _extend(new, discounts, edges, bounds, chosen, links, learns_bounds, model, latents, space)
 
 
-@njit(**ALLOCATING)
-def search_gumbel(simulations, discount, edges, bounds, legal, rule, chosen, links, learns_bounds, model, latents):
-    discounts = np.empty(legal.shape[0], np.float32)
-    for root in range(legal.shape[0]):
-        discounts[root] = discount
-    for new in range(1, simulations + 1):
+@njit(**COUNTING)
+def search_gumbel(discounts, edges, bounds, legal, rule, chosen, links, learns_bounds, model, latents, space):
+    for new in range(1, len(latents)):
         trees.select_gumbel(edges, bounds, legal, rule, chosen)
-        _extend(new, discounts, edges, bounds, chosen, links, learns_bounds, model, latents)
+        _extend(new, discounts, edges, bounds, chosen, links, learns_bounds, model, latents, space)

@@ -4,7 +4,7 @@ A norm works on sites: the pixels (row, y, x) of its output, all channels of one
 its input lie, channels last: those of the row, of y // 2, of x // 2, of y % 2 and of x % 2. So pixels may lie in the
 order of the image, or 2×2 of them side by side ("phases").
 
-`image_functions` has the derivatives' other half; the layers in plain form are `layers` and the image networks.
+`images` launches them; the plain forms are `DreamerCNN` and `DreamerCNNDecoder`.
 """
 
 # Arguments in capitals are constants of the compiled kernel; Triton's own types stand for the others.

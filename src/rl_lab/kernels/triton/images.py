@@ -198,12 +198,8 @@ def supports_forward(encoder: Any) -> str | None:
 
 def forward(encoder: Any, image: UInt8[Tensor, "*lead height width channels"]) -> Float[Tensor, "*lead features"]:
     """`DreamerCNN.forward`: one kernel before and after each convolution."""
-    rows = image.reshape(-1, *image.shape[-3:])
-    return _encode(encoder, rows, encoder.compute_dtype).reshape(*image.shape[:-3], encoder.output_size)
-
-
-def _encode(encoder: Any, image: UInt8[Tensor, "rows height width channels"], dtype: torch.dtype) -> Tensor:
-    x = scaled_phases(image, dtype)
+    dtype = encoder.compute_dtype
+    x = scaled_phases(image.reshape(-1, *image.shape[-3:]), dtype)
     for number, (conv, norm) in enumerate(zip(encoder.convs, encoder.norms, strict=True)):
         if number == 0:
             phases = split_phases(phase_conv(x, conv.weight, pool=True), conv.out_channels)
@@ -211,18 +207,14 @@ def _encode(encoder: Any, image: UInt8[Tensor, "rows height width channels"], dt
             pixels = channels_last_conv(x, conv.weight.to(dtype), padding=2)
             phases = pixels.unflatten(1, (-1, 2)).unflatten(3, (-1, 2)).permute(0, 1, 3, 2, 4, 5)
         x = pooled_norm_silu(phases, conv.bias, norm.weight, eps=norm.eps)
-    return x
+    return x.reshape(*image.shape[:-3], encoder.output_size)
 
 
 def precompile_forward(encoder: Any, *, batch: int, dtype: torch.dtype) -> None:
     """Compile the kernels of `forward`, there and back."""
     image = torch.empty(2, *encoder.image_size, encoder.convs[0].in_channels, dtype=torch.uint8, device="meta")
-    out = _encode(copy.deepcopy(encoder).to("meta"), image, dtype)
+    out = forward(copy.deepcopy(encoder).to("meta"), image)
     out.backward(torch.empty_like(out))
-
-
-def supports_image_loss(decoder: Any) -> str | None:
-    return None
 
 
 def image_loss(

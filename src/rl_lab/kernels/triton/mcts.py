@@ -17,20 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rl_lab.kernels.registry import launch
+from rl_lab.kernels.registry import full_name, launch
 
 RULES = ("rl_lab.components.planners.search_rules.PUCT", "rl_lab.components.planners.search_rules.GumbelRule")
 
 
-def supports_walker(planner: Any) -> str | None:
-    """Why the kernels cannot search for a planner: there is no reason."""
-    return None
-
-
 def walker(planner: Any, tree: Any, rule: Any) -> DeviceWalker | None:
     """In place of `MCTS._walker`; None where the rule is another one than those that have a kernel."""
-    name = f"{type(rule).__module__}.{type(rule).__qualname__}"
-    return DeviceWalker(tree, rule) if name in RULES else None
+    return DeviceWalker(tree, rule) if full_name(type(rule)) in RULES else None
 
 
 class DeviceWalker:
@@ -47,7 +41,8 @@ class DeviceWalker:
             considered = tree.legal.sum(-1).clamp(max=rule.considered)
             self.schedule = rule.schedule(tree.actions, device)[considered].int()
             self.noise = rule.noise.contiguous()
-            constants = [rule.visit_scale, rule.value_scale, rule.lowest, rule.tiny]
+            low, high = rule.bounds or (0.0, 0.0)
+            constants = [rule.visit_scale, rule.value_scale, rule.lowest, rule.tiny, low, high - low]
         else:
             counts = torch.arange(1.0, tree.simulations + 2.0, dtype=torch.float64, device=device)
             self.table = rule.exploration(counts)
@@ -128,8 +123,8 @@ def select_puct(
 
 
 @triton.jit
-def _transformed(prior, count, total, own_value, inside, visit_scale, value_scale, tiny):
-    """σ(Q̂) of one node's edges."""
+def _transformed(prior, count, total, own_value, inside, visit_scale, value_scale, tiny, low, range_):
+    """σ(Q̂) of one node's edges. `range_` is 0 where the bounds of Q are not known."""
     taken = count > 0
     q = total / tl.maximum(count, 1).to(tl.float64)
     prior = tl.where(taken, tl.maximum(prior, 1.1754943508222875e-38), 0.0)
@@ -140,6 +135,7 @@ def _transformed(prior, count, total, own_value, inside, visit_scale, value_scal
     q = tl.where(taken, q, mixed)
     least = tl.min(tl.where(inside, q, float("inf")), 0)
     spread = tl.maximum(tl.max(tl.where(inside, q, -float("inf")), 0) - least, tiny)
+    least, spread = tl.where(range_ > 0, low, least), tl.where(range_ > 0, range_, spread)
     return (visit_scale + tl.max(count, 0).to(tl.float64)) * value_scale * ((q - least) / spread)
 
 
@@ -151,6 +147,7 @@ def select_gumbel(
     root = tl.program_id(0)
     visit_scale, value_scale = tl.load(constants), tl.load(constants + 1)
     lowest, tiny = tl.load(constants + 2), tl.load(constants + 3)
+    low, range_ = tl.load(constants + 4), tl.load(constants + 5)
     column = tl.arange(0, BLOCK)
     inside = column < actions
     permitted = tl.load(legal + root * actions + column, mask=inside, other=0) > 0
@@ -165,7 +162,7 @@ def select_gumbel(
         own_logits = tl.load(logits + edge, mask=inside, other=-float("inf")).to(tl.float64)
         own_value = tl.load(value + root * nodes + node).to(tl.float64)
         own_prior = tl.load(prior + edge, mask=inside, other=0.0).to(tl.float64)
-        change = _transformed(own_prior, count, total, own_value, inside, visit_scale, value_scale, tiny)
+        change = _transformed(own_prior, count, total, own_value, inside, visit_scale, value_scale, tiny, low, range_)
         done = tl.sum(count, 0)
         # At the root, the best of the actions with as many visits as the schedule says.
         wanted = tl.load(schedule + root * simulations + tl.minimum(done, simulations - 1))

@@ -5,7 +5,7 @@ a layer needs what all others have computed. A norm's row sums are left in parts
 that writes the row, and added up by those that read it. Inside a kernel the warps share the inner dimension of the
 product: tensors are [PARTS of the inner dimension, ROWS, columns].
 
-Symbols as in `posterior_scan`, whose `forward_step` and `backward_step` say the same in plain form.
+Symbols as in `posterior_scan`; the plain form is `BlockRSSM.observe`.
 """
 
 # Arguments in capitals are constants of the compiled kernel; Triton's own types stand for the others.

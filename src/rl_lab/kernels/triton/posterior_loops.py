@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from rl_lab.kernels.triton.posterior_scan import (
 )
 
 WARPS = 4
-SMALLEST_PART = 16  # of the inner dimension, that a warp can multiply
+SHARED = 16 * WARPS  # the warps of a program share layers whose sizes are multiples of it: each multiplies 16 or more
 TILE = 16  # columns
 CHUNK = 1024 * TILE  # numbers of a weight that a program loads at once
 
@@ -66,45 +65,26 @@ def backward_tables(path: Path, weights: ScanWeights, shape: ScanShape) -> Table
     )  # fmt: skip
 
 
-def fits(block: int, stoch: int, hidden: int) -> bool:
-    """Whether the warps of a program can share layers of these sizes."""
-    return all(size % (WARPS * SMALLEST_PART) == 0 for size in (block, stoch, hidden))
+def precompile(weights: ScanWeights, shape: ScanShape, batch: int) -> None:
+    """Compile all kernels, for `batch` rows: two steps without memory or result."""
+    weights = ScanWeights(*(weight.to("meta") for weight in weights))
+    deter, hidden, stoch = weights.dense.shape[0], weights.stoch.shape[1], weights.stoch.shape[0]
+
+    def empty(*sizes: int, dtype: torch.dtype = weights.stoch.dtype) -> Tensor:
+        return torch.empty(*sizes, dtype=dtype, device="meta")
+
+    inputs = ScanInputs(
+        deter=empty(batch, deter), stoch=empty(batch, stoch), keep=empty(2, batch, 1, dtype=torch.float32),
+        action_part=empty(2, batch, deter), embed_part=empty(2, batch, hidden),
+        noise=empty(2, batch, shape.groups, shape.classes, dtype=torch.float32),
+    )  # fmt: skip
+    loops = PosteriorLoops(inputs, weights, shape)
+    path = loops.forward()
+    loops.backward((path.deter, path.stoch, path.logits), path, backward_tables(path, weights, shape))
 
 
-class PosteriorLoops(NamedTuple):
-    """The two loops over time, as a few fused kernels a step."""
-
-    tables: Callable[..., Tables] = backward_tables
-
-    def precompile(self, weights: ScanWeights, shape: ScanShape, batch: int) -> None:
-        """Compile all kernels, for `batch` rows: two steps without memory or result."""
-        weights = ScanWeights(*(weight.to("meta") for weight in weights))
-        deter, hidden, stoch = weights.dense.shape[0], weights.stoch.shape[1], weights.stoch.shape[0]
-
-        def empty(*sizes: int, dtype: torch.dtype = weights.stoch.dtype) -> Tensor:
-            return torch.empty(*sizes, dtype=dtype, device="meta")
-
-        inputs = ScanInputs(
-            deter=empty(batch, deter), stoch=empty(batch, stoch), keep=empty(2, batch, 1, dtype=torch.float32),
-            action_part=empty(2, batch, deter), embed_part=empty(2, batch, hidden),
-            noise=empty(2, batch, shape.groups, shape.classes, dtype=torch.float32),
-        )  # fmt: skip
-        path = self.forward(inputs, weights, shape)
-        grads = path.deter, path.stoch, path.logits
-        _Plan(inputs, weights, shape).backward(grads, path, backward_tables(path, weights, shape))
-
-    def forward(self, inputs: ScanInputs, weights: ScanWeights, shape: ScanShape) -> Path:
-        return _Plan(inputs, weights, shape).forward()
-
-    def backward(
-        self, grads: tuple[Tensor, Tensor, Tensor], inputs: ScanInputs, path: Path, weights: ScanWeights,
-        shape: ScanShape,
-    ) -> PathGradients:  # fmt: skip
-        return _Plan(inputs, weights, shape).backward(grads, path, self.tables(path, weights, shape))
-
-
-class _Plan:
-    """Tile sizes, and the launches of all steps."""
+class PosteriorLoops:
+    """The two loops over time, as a few fused kernels a step: tile sizes, and the launches of all steps."""
 
     def __init__(self, inputs: ScanInputs, weights: ScanWeights, shape: ScanShape) -> None:
         self.inputs = inputs = ScanInputs(*(part.contiguous() for part in inputs))
@@ -116,10 +96,9 @@ class _Plan:
         # Columns per program: few while that fills the GPU, more where the weights are large.
         self.deter_columns = power_of_two_in(self.block, max(TILE, min(64, self.deter // 128)))
         self.deter_tiles, self.hidden_tiles = self.deter // self.deter_columns, self.hidden // TILE
-        padded = triton.next_power_of_2(shape.classes)
-        self.group_columns = max(TILE, padded)
-        self.group_tiles = triton.cdiv(shape.groups * padded, self.group_columns)
-        self.padded = padded
+        self.padded = triton.next_power_of_2(shape.classes)
+        self.group_columns = max(TILE, self.padded)
+        self.group_tiles = triton.cdiv(shape.groups * self.padded, self.group_columns)
 
     def forward(self) -> Path:
         inputs, w, shape, batch = self.inputs, self.weights, self.shape, self.batch
@@ -176,13 +155,12 @@ class _Plan:
         inputs, w, shape, batch = self.inputs, self.weights, self.shape, self.batch
         hidden, deter_size = self.hidden, self.deter
         grad_deter, grad_stoch, grad_logits = (grad.contiguous() for grad in grads)
-        out = PathGradients(*(torch.empty_like(part, dtype=w.stoch.dtype) for part in (
-            path.logits, path.posterior_pre, path.gates, path.core_pre, path.inputs_pre
-        )))  # fmt: skip
+        parts = path.logits, path.posterior_pre, path.gates, path.core_pre, path.inputs_pre
+        out = PathGradients(*(torch.empty_like(part, dtype=w.stoch.dtype) for part in parts))
         # Of the step that runs; the one before it reads them and then writes its own. After the last step: nothing.
-        posterior_steep, core_steep, inputs_steep = (torch.zeros_like(part[0]) for part in (
-            out.posterior, out.core, out.inputs
-        ))  # fmt: skip
+        posterior_steep, core_steep, inputs_steep = (
+            torch.zeros_like(part[0]) for part in (out.posterior, out.core, out.inputs)
+        )
         new = tables.core_slope.new_zeros
         posterior_shares, core_shares = new(self.hidden_tiles, batch), new(self.deter_tiles, batch)
         inputs_shares, through_gate = new(2 * self.hidden_tiles, batch), new(batch, deter_size)

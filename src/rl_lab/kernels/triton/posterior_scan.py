@@ -111,10 +111,6 @@ def halves(function: Callable[..., Any], *tensors: Tensor) -> tuple[Any, Any]:
     return function(*left), function(*right)
 
 
-def normed_inputs(inputs_pre: Tensor, weights: ScanWeights) -> Tensor:
-    return torch.cat(halves(norm_silu, inputs_pre, weights.inputs_norm), -1)
-
-
 def with_first(first: Tensor, following: Tensor) -> Tensor:
     """The value before each step: `first`, then all of `following` but its last."""
     return torch.cat([first.unsqueeze(0), following[:-1]])
@@ -140,7 +136,7 @@ def weight_gradients(
     inputs_pre, inputs_norm = (torch.cat(parts, -1) for parts in zip(*by_half, strict=True))
     posterior_pre, core_pre, layers_pre = posterior_pre.to(dtype), core_pre.to(dtype), inputs_pre.to(dtype)
     deter_pre, stoch_pre = layers_pre.chunk(2, -1)
-    layer_inputs = normed_inputs(path.inputs_pre, weights).to(dtype)
+    layer_inputs = torch.cat(halves(norm_silu, path.inputs_pre, weights.inputs_norm), -1).to(dtype)
     core = norm_silu(path.core_pre, weights.core_norm).to(dtype)
     posterior = norm_silu(path.posterior_pre, weights.posterior_norm).to(dtype)
     by_weight = ScanWeights(

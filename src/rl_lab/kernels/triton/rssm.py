@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rl_lab.kernels.graphs import compile_block
-from rl_lab.kernels.triton.posterior_loops import PosteriorLoops, backward_tables, fits
+from rl_lab.kernels.triton.posterior_loops import SHARED, PosteriorLoops, backward_tables, precompile
 from rl_lab.kernels.triton.posterior_scan import Path, ScanInputs, ScanShape, ScanWeights, weight_gradients
 
 
@@ -19,8 +19,8 @@ def supports_observe(rssm: Any) -> str | None:
     layers = (rssm.deter_layer, rssm.stoch_layer, rssm.action_layer, rssm.posterior_layer)
     if any(layer.activate is not F.silu for layer in layers):
         return "its layers have another activation than SiLU"
-    if not fits(rssm.deter // rssm.blocks, rssm.stoch_size, rssm.hidden):
-        return "its sizes are no multiples of 64"
+    if any(size % SHARED for size in (rssm.deter // rssm.blocks, rssm.stoch_size, rssm.hidden)):
+        return f"its sizes are no multiples of {SHARED}"
     return None if rssm.compute_dtype == torch.bfloat16 else "the precision is not bfloat16"
 
 
@@ -51,17 +51,10 @@ def observe(
 def precompile_observe(rssm: Any, *, batch: int, dtype: torch.dtype) -> None:
     """Compile all kernels of `observe` for `batch` sequences."""
     weights, *_ = _scan_weights(rssm, dtype)
-    PosteriorLoops().precompile(weights, _shape(rssm), batch)
+    precompile(weights, _shape(rssm), batch)
 
 
-@cache
-def _loops() -> PosteriorLoops:
-    return PosteriorLoops(compile_block(backward_tables))
-
-
-@cache
-def _weight_gradients() -> Any:
-    return compile_block(weight_gradients)
+_compiled = cache(compile_block)
 
 
 class PosteriorScan(torch.autograd.Function):
@@ -71,7 +64,7 @@ class PosteriorScan(torch.autograd.Function):
     def forward(ctx: Any, shape: ScanShape, *tensors: Tensor) -> tuple[Tensor, ...]:
         """`tensors`: those of `ScanInputs`, then those of `ScanWeights`."""
         count = len(ScanInputs._fields)
-        path = _loops().forward(ScanInputs(*tensors[:count]), ScanWeights(*tensors[count:]), shape)
+        path = PosteriorLoops(ScanInputs(*tensors[:count]), ScanWeights(*tensors[count:]), shape).forward()
         ctx.shape = shape
         ctx.save_for_backward(*tensors, *path)
         return path.deter, path.stoch, path.logits
@@ -83,8 +76,9 @@ class PosteriorScan(torch.autograd.Function):
         tensors = ctx.saved_tensors
         inputs, path = ScanInputs(*tensors[: counts[0]]), Path(*tensors[counts[1] :])
         weights = ScanWeights(*tensors[counts[0] : counts[1]])
-        gradients = _loops().backward((grads[0], grads[1], grads[2]), inputs, path, weights, ctx.shape)
-        action_part, embed_part, by_weight = _weight_gradients()(inputs, path, gradients, weights, ctx.shape)
+        tables = _compiled(backward_tables)(path, weights, ctx.shape)
+        gradients = PosteriorLoops(inputs, weights, ctx.shape).backward((grads[0], grads[1], grads[2]), path, tables)
+        action_part, embed_part, by_weight = _compiled(weight_gradients)(inputs, path, gradients, weights, ctx.shape)
         by_input = ScanInputs(None, None, None, action_part, embed_part, None)  # type: ignore[arg-type]
         return None, *by_input, *by_weight
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rl_lab.errors import ConfigError
 from rl_lab.simulation.simulator import ModelState
+from rl_lab.ui.dream.model import PlanMemory
 from rl_lab.ui.dream.streams import preserved_random, seed_of
 from rl_lab.ui.dream.tape import Moment
 
@@ -27,7 +27,7 @@ class Drivers:
     def __init__(self, session: DreamSession) -> None:
         self.session = session
         self._next_memory: dict[str, Any] | None = None  # the agent's, after the action that it chose last
-        self._next_plan: Mapping[str, Tensor] | None = None  # the planner's, after its last plan
+        self._next_plan: PlanMemory | None = None  # the planner's, after its last plan
 
     def choose(self, held: np.ndarray | None) -> np.ndarray | None:
         """The next action of the present driver; None where nobody acts now."""
@@ -99,11 +99,10 @@ class Drivers:
     def _planned_action(self, name: str | None = None) -> np.ndarray:
         state = self.state_to_plan_from(self.session.current)
         with self.acting_random():
-            plan, _ = self.session.model.plan(
-                state, self.session.current.plan_memory, name or self.session.options.planner
-            )
+            name = name or self.session.options.planner
+            plan, _ = self.session.model.plan(state, self.session.current.plan_memory, name)
         plan.require_finite()
-        self._next_plan = plan.memory
+        self._next_plan = name, plan.memory
         return self.session.model.decode_action(plan.action)
 
     @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from rl_lab.errors import ConfigError
 from rl_lab.orchestration.checkpoint import SOURCES, TRAINING_FILE
 from rl_lab.records import OBSERVATION_PREFIX, Fields, Observation
 from rl_lab.specs import ActionSpec, ObservationSpec
+from rl_lab.ui.dream.model import DreamModel
 from rl_lab.ui.dream.tape import Moment
 
-LISTED = 200  # episodes that are offered, the newest
+LISTED = 1000  # episodes that are offered, the newest
 RECORDINGS = "recordings"  # folder in the run
 STANDARD = ("action", "reward", "is_first", "is_last", "is_terminal")
 
@@ -127,8 +129,22 @@ def _reward(moment: Moment, world: str) -> float:
 
 def _cast(value: np.ndarray, spec: ObservationSpec) -> np.ndarray:
     if spec.kind == "image" and value.dtype != np.uint8:
-        value = (value if value.max(initial=0.0) > 1.5 else value * 255.0).round().clip(0, 255)
+        value = (value * 255.0).round().clip(0, 255)
     return value.astype(spec.dtype)
+
+
+def record(folder: Path, moment: Moment, model: DreamModel, *, world: str, seed: int) -> dict[str, Any]:
+    """Write the branch that ends at `moment` as an episode of the run's recordings; the message that says where."""
+    context = model.workflow.context
+    fields = episode_of(moment, world, dict(context.observation_spec), context.action_spec)
+    drivers = sorted({one.driver for one in moment.path() if one.driver})
+    facts = {"world": world, "drivers": drivers, "checkpoint": model.checkpoint, "seed": seed}
+    environment = model.loaded.settings.environment.id
+    place = folder / RECORDINGS / world
+    path = write_episode(place, fields, environment=environment, run=str(folder), facts=facts)
+    train = ["rl-lab", "train", "+experiment=bc", f"environment.id={environment}", f"data_sources.demos.path={place}"]
+    return {"type": "recorded", "file": str(path), "folder": str(place), "records": len(fields["reward"]),
+            "return": float(fields["reward"].sum()), "command": shlex.join(train)}  # fmt: skip
 
 
 def write_episode(folder: Path, fields: Fields, *, environment: str, run: str, facts: dict[str, Any]) -> Path:

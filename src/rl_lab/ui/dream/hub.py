@@ -70,7 +70,7 @@ class Dream:
             while True:
                 try:
                     message = self.connection.recv()
-                except (EOFError, OSError):
+                except (EOFError, OSError, TypeError):  # the last where this end is closed while it waits
                     text = "The dream's process has ended. Reload the page to begin anew."
                     loop.call_soon_threadsafe(self._end, text)
                     return
@@ -82,12 +82,12 @@ class Dream:
             self._end(str(header["text"]))
             return
         addressee = header.pop("client", None)
+        plain = {key: value for key, value in header.items() if key != "pictures"}
         for client in list(self.clients.values()):
             if addressee is not None and client.number != addressee:
                 continue
             if client.queue.qsize() > BEHIND and header["type"] in DROPPABLE:
-                header = {key: value for key, value in header.items() if key != "pictures"}
-                client.queue.put_nowait((header, []))
+                client.queue.put_nowait((plain, []))
             else:
                 client.queue.put_nowait((header, pictures))
 

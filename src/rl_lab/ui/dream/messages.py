@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rl_lab.ui.dream.tape import Moment
 from rl_lab.ui.dream.worker import Message
 from rl_lab.ui.dream.worlds import Seen
+
+if TYPE_CHECKING:
+    from rl_lab.ui.dream.player import Player
 
 TRACED = 12  # entries of a vector that are sent with each moment
 
@@ -32,8 +35,8 @@ def header_of(moment: Moment) -> dict[str, Any]:
         "driver": moment.driver,
         "action": None if moment.action is None else np.asarray(moment.action).reshape(-1).tolist(),
         "real": None if real is None else seen_fields(real),
-        "dream_reward": moment.dream_reward,
-        "continuation": moment.continuation,
+        "dream_reward": _finite(moment.dream_reward),
+        "continuation": _finite(moment.continuation),
         "value": _finite(moment.value),
         "surprise": _finite(moment.surprise),
         "error": _finite(moment.error),
@@ -45,7 +48,7 @@ def header_of(moment: Moment) -> dict[str, Any]:
 
 def seen_fields(seen: Seen) -> dict[str, Any]:
     """Flags of a real moment, as JSON."""
-    return {"reward": seen.reward, "ended": seen.has_ended, "terminal": seen.is_terminal}
+    return {"reward": _finite(seen.reward), "ended": seen.has_ended, "terminal": seen.is_terminal}
 
 
 def _trace(observation: dict[str, np.ndarray]) -> list[float]:
@@ -56,3 +59,34 @@ def _trace(observation: dict[str, np.ndarray]) -> list[float]:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def state_of(player: Player) -> dict[str, Any]:
+    """What is played and how, as the page's controls show it."""
+    options, simulator = player.session.options, player.model.simulator
+    return {
+        "type": "state",
+        "playing": player.playing,
+        "current": player.session.current.number,
+        "fps": player.fps,
+        "idle": player.idle,
+        "world": options.world,
+        "driver": options.driver,
+        "planner": options.planner,
+        "horizon": options.horizon,
+        "plan": options.shows_plan,
+        "temperature": simulator.temperature,
+        "member": simulator.member,
+        "seed": player.session.seed,
+        "episode": player.session.episode,
+        "context": player.session.context,
+        "from_record": player.session.record is not None,
+        "checkpoint": player.model.checkpoint,
+        "checkpoints": sorted({*player.known_checkpoints, *player.models}, key=_checkpoint_order),
+        "follows": player.follows,
+    }
+
+
+def _checkpoint_order(name: str) -> tuple[bool, int]:
+    digits = name.removeprefix("step-")
+    return (not digits.isdigit(), int(digits) if digits.isdigit() else 0)

@@ -24,6 +24,9 @@ from rl_lab.experiment.parts import PartBuilder
 from rl_lab.records import Observation
 from rl_lab.simulation.simulator import ModelState, Simulator
 
+SAMPLED_ACTIONS = 8  # edges of a node of a tree search where actions are not one discrete choice
+
+PlanMemory = tuple[str, Mapping[str, Tensor]]  # the planner's name, and what it keeps from one decision to the next
 Decode = Callable[[ModelState], Mapping[str, Tensor]]
 
 
@@ -98,10 +101,12 @@ class DreamModel:
 
     @torch.no_grad()
     def observation(self, state: ModelState) -> Observation:
-        """The decoded observation of a state, by key; empty for a model without a decoder."""
+        """The decoded observation of a state, by key: images uint8, or floats from 0 to 1; empty without a decoder."""
         if self.decode is None:
             return {}
-        return {key: value[0].float().cpu().numpy() for key, value in self.decode(state).items()}
+        decoded = {key: value[0] for key, value in self.decode(state).items()}
+        return {key: (value if value.dtype == torch.uint8 else value.float()).cpu().numpy()
+                for key, value in decoded.items()}  # fmt: skip
 
     @torch.no_grad()
     def value(self, state: ModelState) -> float | None:
@@ -132,10 +137,12 @@ class DreamModel:
         return self.decode_action(self.simulator.policy(state)) if self.simulator.has_policy else None
 
     @torch.no_grad()
-    def plan(self, state: ModelState, memory: Mapping[str, Tensor] | None, name: str) -> tuple[Plan, Planner]:
-        """Plan from a state with the run's own planner (`own`) or with one of controllers/planners."""
+    def plan(self, state: ModelState, memory: PlanMemory | None, name: str) -> tuple[Plan, Planner]:
+        """Plan from a state with the run's own planner (`own`) or with one of controllers/planners, which begins with
+        the plan before where that was its own."""
         planner = self.planner(name)
-        return planner.plan(state, dict(memory) if memory else planner.initial_memory(1)), planner
+        known = memory is not None and memory[0] == name
+        return planner.plan(state, dict(memory[1]) if memory and known else planner.initial_memory(1)), planner
 
     def planner(self, name: str) -> Planner:
         if name not in self._planners:
@@ -145,9 +152,16 @@ class DreamModel:
                     raise ConfigError("This run has no planner of its own: choose one of the list.")
                 self._planners[name] = own
             else:
-                self._planners[name] = build_planner(self.loaded, name)
+                self._planners[name] = build_planner(self.loaded, name, self.simulator)
                 self._planners[name].attach(self.simulator)
         return self._planners[name]
+
+    @property
+    def planners(self) -> list[str]:
+        """Names of the planners that suit the model and its actions."""
+        is_continuous = self.workflow.context.action_spec.kind == "continuous"
+        names = [*(["own"] if self.has_planner else []), "cem", "icem", "mppi", "random_shooting", "mcts"]
+        return names + (["gradient"] if is_continuous else [])
 
     @property
     def has_planner(self) -> bool:
@@ -189,11 +203,18 @@ def decoder_of(loaded: LoadedRun, simulator: Simulator) -> Decode | None:
     return decoder.reconstruct if isinstance(decoder, ObservationModel) else None
 
 
-def build_planner(loaded: LoadedRun, name: str) -> Planner:
-    """A planner of controllers/planners for the actions of a run. It learns nothing, so any suits any model."""
+def build_planner(loaded: LoadedRun, name: str, simulator: Simulator) -> Planner:
+    """A planner of controllers/planners for the actions of a run. It learns nothing, so any suits any model; a tree
+    search takes the model's policy and value where there are such, else the same prior for all and random actions."""
+    option = compose_option(PLANNERS, name)
+    if name == "mcts":
+        is_choice = len(loaded.workflow.context.action_spec.classes) == 1
+        option.prior = "model" if (simulator.has_logits if is_choice else simulator.has_policy) else "uniform"
+        option.leaf_value = "model" if simulator.has_value else "rollout"
+        option.sampled_actions = None if is_choice else SAMPLED_ACTIONS
     config = OmegaConf.create(dict(loaded.config))
     config.setdefault("controllers", {})
-    config.controllers["planner"] = compose_option(PLANNERS, name)
+    config.controllers["planner"] = option
     resolved = resolve(config)
     planner = PartBuilder(resolved).make("controllers.planner", resolved["controllers"]["planner"])
     assert isinstance(planner, Planner)

@@ -10,11 +10,22 @@ from torch import Tensor
 
 from rl_lab.components.planners.base import Plan, Planner
 from rl_lab.components.planners.mcts import SearchPlan
+from rl_lab.simulation.simulator import ModelState
 from rl_lab.ui.dream.model import DreamModel
-from rl_lab.ui.dream.painter import Painter
+from rl_lab.ui.dream.painter import Painter, packed
+from rl_lab.ui.dream.tape import Moment
+from rl_lab.ui.dream.worker import Message
 
 CANDIDATES, ELITES, ENTRIES, TREE_NODES = 24, 8, 8, 80
 GHOSTS = 4  # frames of the chosen plan that are laid over each other
+
+
+def plan_message(model: DreamModel, state: ModelState, moment: Moment, name: str, painter: Painter | None) -> Message:
+    """The plan that a planner makes from a state, as a message for the page, with the picture of where it leads."""
+    plan, planner = model.plan(state, moment.plan_memory, name)
+    description, ghost = describe_plan(model, plan, planner, state, painter)
+    header, picture = {"type": "plan", "moment": moment.number, **description}, packed(ghost)
+    return (header, []) if picture is None else ({**header, "pictures": {"ghost": picture[0]}}, [picture[1]])
 
 
 @torch.no_grad()
@@ -35,7 +46,7 @@ def describe_plan(
     description: dict[str, Any] = {
         "planner": type(planner).__name__,
         "horizon": planner.horizon,
-        "expected": float(plan.value[0]),
+        "expected": float(plan.value[0].nan_to_num()),
         "best": float(finite.max()) if len(finite) else None,
         "worst": float(finite.min()) if len(finite) else None,
         "kinds": kinds,
@@ -55,7 +66,12 @@ def describe_plan(
 def _tree(plan: SearchPlan) -> dict[str, Any]:
     """The nodes of a search tree that were visited most: parent, action, visits and mean return of the edge to each."""
     tree = plan.search.tree
-    root: dict[str, Any] = {"parent": None, "action": -1, "visits": tree.size, "value": float(tree.value[0, 0])}
+    root: dict[str, Any] = {
+        "parent": None,
+        "action": -1,
+        "visits": tree.size,
+        "value": float(tree.value[0, 0].nan_to_num()),
+    }
     nodes, numbers = [root], {0: 0}
     parents, taken = tree.parent[0].tolist(), tree.parent_action[0].tolist()
     edges = [(int(tree.visits[0, parents[node], taken[node]]), node) for node in range(1, tree.size)]
@@ -64,7 +80,7 @@ def _tree(plan: SearchPlan) -> dict[str, Any]:
         if parent not in numbers:
             continue
         numbers[node] = len(nodes)
-        value = float(tree.returns[0, parent, action]) / max(visits, 1)
+        value = float(tree.returns[0, parent, action].nan_to_num()) / max(visits, 1)
         nodes.append({"parent": numbers[parent], "action": action, "visits": visits, "value": value})
     return {"nodes": nodes}
 

@@ -10,20 +10,19 @@ import numpy as np
 
 from rl_lab.errors import ConfigError, RLLabError
 from rl_lab.ui.dream import episodes
-from rl_lab.ui.dream.checks import number, one_of, whole
+from rl_lab.ui.dream.checks import action_of, number, one_of, whole
 from rl_lab.ui.dream.legend import action_legend, observation_names
-from rl_lab.ui.dream.messages import header_of, shown
+from rl_lab.ui.dream.messages import header_of, shown, state_of
 from rl_lab.ui.dream.model import DreamModel
-from rl_lab.ui.dream.painter import packed
-from rl_lab.ui.dream.plans import describe_plan
+from rl_lab.ui.dream.plans import plan_message
 from rl_lab.ui.dream.session import DreamSession
 from rl_lab.ui.dream.tape import Moment
 from rl_lab.ui.dream.worker import Message
 from rl_lab.ui.run_detail import checkpoints
 
-PLANNERS = ("own", "cem", "icem", "mppi", "random_shooting", "gradient")
 DRIVERS = ("you", "agent", "planner", "recorded")
 WORLDS = ("game", "both", "dream")
+GONE = "This run was deleted or renamed."
 CHUNK = 400  # moments in a message that brings a newcomer up to date
 
 
@@ -72,13 +71,13 @@ class Player:
                 "environment": session.settings.environment.id,
                 "legend": self.legend,
                 "names": observation_names(observation, session.settings.environment.id),
-                "pictures": session.painter is not None or "real" in session.current.pictures,
-                "planners": list(PLANNERS if self.model.has_planner else PLANNERS[1:]),
+                "draws": session.painter is not None and self.model.decode is not None,
+                "planners": self.model.planners,
                 "model": self.model.facts(),
             },
             [],
         )
-        yield self._state(), []
+        yield state_of(self), []
         moments = session.tape.moments
         for start in range(0, len(moments), CHUNK):
             chunk = [header_of(moment) for moment in moments[start : start + CHUNK]]
@@ -91,26 +90,29 @@ class Player:
         handler = getattr(self, f"_do_{kind}", None) if isinstance(kind, str) else None
         if handler is None:
             return [({"type": "trouble", "text": f"There is no command '{kind}'."}, [])]
-        try:
-            return list(handler(command))
-        except RLLabError as error:
-            self.playing = False
-            return [({"type": "trouble", "text": str(error)}, []), (self._state(), [])]
+        return self._answered(handler(command))
 
     def advance(self) -> list[Message]:
         """One step of the present driver, if it has something to do."""
+        return self._answered(self._advance())
+
+    def _answered(self, messages: Iterator[Message]) -> list[Message]:
+        """The messages, or one line on what went wrong: the tape stays, and the dream can be played on."""
         try:
-            return list(self._advance())
+            return list(messages)
         except RLLabError as error:
-            self.playing = False
-            return [({"type": "trouble", "text": str(error)}, []), (self._state(), [])]
+            text = str(error)
+        except OSError as error:  # a run may be deleted, or a disk be full, at any time
+            text = f"A file of the run cannot be used: {error.filename or self.folder}: {error.strerror or error}."
+        self.playing = False
+        return [({"type": "trouble", "text": text}, []), (state_of(self), [])]
 
     def _advance(self) -> Iterator[Message]:
         session = self.session
         action = session.drivers.choose(self._own_action())
         if action is None:
             self.playing = False
-            yield self._state(), []
+            yield state_of(self), []
             return
         moment = session.step(action)
         session.drivers.remember(moment)
@@ -119,7 +121,7 @@ class Player:
         yield self._with_pictures(moment, "moment")
         if moment.real is not None and moment.real.has_ended and session.options.world != "dream":
             self.playing = False
-            yield self._state(), []
+            yield state_of(self), []
 
     def _own_action(self) -> np.ndarray | None:
         if self.session.options.driver != "you" or self.held is not None:
@@ -138,9 +140,12 @@ class Player:
         self.known_checkpoints = found
         steps = [name for name in found if name.startswith("step-")]
         messages: list[Message] = []
-        if self.follows and steps and steps[-1] != self.model.checkpoint:
+        if not self.folder.is_dir():
+            text = f"{GONE} The dream goes on with the model that it has loaded."
+            messages = [({"type": "trouble", "text": text}, []), (state_of(self), [])]
+        elif self.follows and steps and steps[-1] != self.model.checkpoint:
             messages = self.command({"type": "checkpoint", "name": steps[-1], "follow": True})
-        return messages or [(self._state(), [])]
+        return messages or [(state_of(self), [])]
 
     # Commands ---------------------------------------------------------------------------------------------------------
 
@@ -157,6 +162,8 @@ class Player:
         if index is None:
             seed = whole(command.get("seed"), self.session.seed, 0, 2**31)
             self.session.restart(seed=seed, episode=whole(command.get("episode"), 0, 0, 10**6))
+            if self.session.options.driver == "recorded":
+                self.session.options.driver = "agent"
         else:
             if not isinstance(index, int) or not 0 <= index < len(self.stored):
                 raise ConfigError("There is no such replayed episode.")
@@ -164,17 +171,19 @@ class Player:
             self.session.restart(record=self.stored[index].read(keys))
             self.session.options.driver = "recorded"
         yield {"type": "cleared"}, []
+        if self.session.options.shows_plan:
+            yield from self._plan(self.session.current)
         yield self._with_pictures(self.session.current, "moment")
-        yield self._state(), []
+        yield state_of(self), []
 
     def _do_play(self, command: dict[str, Any]) -> Iterator[Message]:
         self.playing = bool(command.get("on"))
-        yield self._state(), []
+        yield state_of(self), []
 
     def _do_step(self, command: dict[str, Any]) -> Iterator[Message]:
         """One step now: of the driver, or with an action of the command's own."""
         self.playing = False
-        given = self._action(command.get("action"))
+        given = action_of(command.get("action"), self.spec)
         if given is not None:
             moment = self.session.step(given)
             if self.session.options.shows_plan:
@@ -182,22 +191,22 @@ class Player:
             yield self._with_pictures(moment, "moment")
         else:
             yield from self._advance()
-        yield self._state(), []
+        yield state_of(self), []
 
     def _do_input(self, command: dict[str, Any]) -> Iterator[Message]:
         """The keys that are held now, as an action, or none. Whoever presses one takes over, and time goes on."""
-        self.held = self._action(command.get("action"))
+        self.held = action_of(command.get("action"), self.spec)
         if self.held is None:
             return
         self.last_held, self.input_id = self.held, whole(command.get("id"), 0, 0, 2**53)
         if not self.playing or self.session.options.driver != "you":
             self.playing, self.session.options.driver = True, "you"
-            yield self._state(), []
+            yield state_of(self), []
 
     def _do_goto(self, command: dict[str, Any]) -> Iterator[Message]:
         self.playing = False
         moment = self.session.go_back(whole(command.get("moment"), -1, -1, 10**9))
-        yield self._state(), []
+        yield state_of(self), []
         if self.session.options.shows_plan:
             yield from self._plan(moment)
         yield self._with_pictures(moment, "frame")
@@ -205,13 +214,13 @@ class Player:
     def _do_look(self, command: dict[str, Any]) -> Iterator[Message]:
         """Open the model's eyes."""
         yield self._with_pictures(self.session.look_now(), "moment")
-        yield self._state(), []
+        yield state_of(self), []
 
     def _do_set(self, command: dict[str, Any]) -> Iterator[Message]:
         """Any of world, driver, planner, horizon, temperature, member, fps, idle, plan."""
         options, simulator = self.session.options, self.model.simulator
         options.driver = one_of(command.get("driver", options.driver), DRIVERS, "driver")
-        options.planner = one_of(command.get("planner", options.planner), PLANNERS, "planner")
+        options.planner = one_of(command.get("planner", options.planner), self.model.planners, "planner")
         options.horizon = whole(command.get("horizon"), options.horizon, 0, 10**6)
         self.idle = one_of(command.get("idle", self.idle), ("stop", "repeat", "agent", "idle"), "idle")
         self.fps = float(number(command.get("fps"), self.fps, 1.0, 120.0))
@@ -226,7 +235,7 @@ class Player:
             options.shows_plan = bool(command["plan"])
         if options.shows_plan and ("plan" in command or "planner" in command):
             yield from self._plan(self.session.current)
-        yield self._state(), []
+        yield state_of(self), []
 
     def _do_checkpoint(self, command: dict[str, Any]) -> Iterator[Message]:
         """Dream with the weights of another checkpoint: the current moment's past is seen anew with them."""
@@ -237,10 +246,12 @@ class Player:
                 if name not in checkpoints(self.folder):
                     raise ConfigError(f"There is no checkpoint '{name}' any more.")
                 self.models[name] = DreamModel.load(self.folder / "checkpoints" / name, trust=self.trust)
+            simulator, other = self.model.simulator, self.models[name].simulator
+            other.temperature, other.member = simulator.temperature, simulator.member
             self.session.change_model(self.models[name])
             yield {"type": "cleared"}, []
             yield from self.greeting()
-        yield self._state(), []
+        yield state_of(self), []
 
     def _do_episodes(self, command: dict[str, Any]) -> Iterator[Message]:
         """The replayed episodes to begin from."""
@@ -252,59 +263,25 @@ class Player:
 
     def _do_record(self, command: dict[str, Any]) -> Iterator[Message]:
         """Write the branch that ends at the current moment as an episode of a dataset."""
-        world = "dream" if command.get("world") == "dream" else "game"
-        context = self.model.workflow.context
-        moment = self.session.current
-        fields = episodes.episode_of(moment, world, dict(context.observation_spec), context.action_spec)
-        drivers = sorted({one.driver for one in moment.path() if one.driver})
-        facts = {"world": world, "drivers": drivers, "checkpoint": self.model.checkpoint, "seed": self.session.seed}
-        environment = self.session.settings.environment.id
-        folder = self.folder / episodes.RECORDINGS / world
-        path = episodes.write_episode(folder, fields, environment=environment, run=str(self.folder), facts=facts)
-        train = f"rl-lab train +experiment=bc environment.id={environment} data_sources.demos.path={folder}"
-        yield {"type": "recorded", "file": str(path), "folder": str(folder), "records": len(fields["reward"]),
-               "return": float(fields["reward"].sum()), "command": train}, []  # fmt: skip
+        if not self.folder.is_dir():
+            raise ConfigError(f"{GONE} There is no place for a recording.")
+        yield (
+            episodes.record(
+                self.folder,
+                self.session.current,
+                self.model,
+                world="dream" if command.get("world") == "dream" else "game",
+                seed=self.session.seed,
+            ),
+            [],
+        )
 
     # Messages ---------------------------------------------------------------------------------------------------------
 
     def _plan(self, moment: Moment) -> Iterator[Message]:
-        session, name = self.session, self.session.options.planner
-        if name == "own" and not self.model.has_planner:
-            name = session.options.planner = PLANNERS[1]
-        state = session.drivers.state_to_plan_from(moment)
-        with session.drivers.acting_random():
-            plan, planner = self.model.plan(state, moment.plan_memory, name)
-            description, ghost = describe_plan(self.model, plan, planner, state, session.painter)
-        picture = packed(ghost)
-        header = {"type": "plan", "moment": moment.number, **description}
-        if picture is None:
-            yield header, []
-        else:
-            yield {**header, "pictures": {"ghost": picture[0]}}, [picture[1]]
-
-    def _state(self) -> dict[str, Any]:
-        options, simulator = self.session.options, self.model.simulator
-        return {
-            "type": "state",
-            "playing": self.playing,
-            "current": self.session.current.number,
-            "fps": self.fps,
-            "idle": self.idle,
-            "world": options.world,
-            "driver": options.driver,
-            "planner": options.planner,
-            "horizon": options.horizon,
-            "plan": options.shows_plan,
-            "temperature": simulator.temperature,
-            "member": simulator.member,
-            "seed": self.session.seed,
-            "episode": self.session.episode,
-            "context": self.session.context,
-            "from_record": self.session.record is not None,
-            "checkpoint": self.model.checkpoint,
-            "checkpoints": sorted({*self.known_checkpoints, *self.models}, key=_checkpoint_order),
-            "follows": self.follows,
-        }
+        with self.session.drivers.acting_random():
+            state = self.session.drivers.state_to_plan_from(moment)
+            yield plan_message(self.model, state, moment, self.session.options.planner, self.session.painter)
 
     def _with_pictures(self, moment: Moment, kind: str) -> Message:
         """A moment with its pictures; the newest key press that it answers goes with it."""
@@ -312,22 +289,3 @@ class Player:
         if self.input_id is not None:
             header["input"], self.input_id = self.input_id, None
         return header, pictures
-
-    def _action(self, value: Any) -> np.ndarray | None:
-        """An action from the page, checked against the space."""
-        if value is None:
-            return None
-        size = int(np.prod(self.spec.shape))
-        if not isinstance(value, list) or len(value) != size or not all(isinstance(v, int | float) for v in value):
-            raise ConfigError(f"The action must be {size} number(s).")
-        array = np.asarray(value, np.float64)
-        if not np.isfinite(array).all():
-            raise ConfigError("The action must be finite.")
-        if self.spec.kind == "continuous":
-            return array.clip(-1.0, 1.0).astype(np.float32).reshape(self.spec.shape)
-        return array.clip(0, np.asarray(self.spec.classes) - 1).astype(np.int32)
-
-
-def _checkpoint_order(name: str) -> tuple[bool, int]:
-    digits = name.removeprefix("step-")
-    return (not digits.isdigit(), int(digits) if digits.isdigit() else 0)

@@ -26,9 +26,9 @@ MAX_MOMENTS = 6000  # of one tape; a picture of each is kept
 class Options:
     """Settings for the next steps: driver, worlds, sliders."""
 
+    planner: str  # own, or one of controllers/planners
     world: WorldName = "both"
     driver: str = "agent"  # you, agent, planner, recorded
-    planner: str = "own"
     horizon: int = 0  # dreamed steps after which the model looks again; 0: never
     shows_plan: bool = False
 
@@ -42,7 +42,7 @@ class DreamSession:
     """
 
     def __init__(self, model: DreamModel, *, seed: int | None = None, episode: int = 0, context: int = 5) -> None:
-        self.model, self.options = model, Options()
+        self.model, self.options = model, Options(planner=model.planners[0])
         self.settings = model.loaded.settings
         self.seed = self.settings.experiment.seed if seed is None else seed
         self.episode, self.context = episode, context

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rl_lab.records import Observation
 from rl_lab.simulation.simulator import ModelState
-from rl_lab.ui.dream.model import Belief
+from rl_lab.ui.dream.model import Belief, PlanMemory
 from rl_lab.ui.dream.worlds import Seen
 
 Picture = tuple[dict[str, Any], bytes]
@@ -41,7 +41,7 @@ class Moment:
     surprise: float | None = None
     dreamed: Observation = field(default_factory=dict)
     agent_state: Mapping[str, Any] | None = None  # the agent's memory before it acts here
-    plan_memory: Mapping[str, Tensor] | None = None
+    plan_memory: PlanMemory | None = None
     error: float | None = None
     baseline: float | None = None
     driver: str = ""
