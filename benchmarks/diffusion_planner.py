@@ -1,9 +1,10 @@
 """The diffusion planner against its prior and CEM in the same learned model: returns, effective samples and KL by β.
 
 For each seed an ensemble and a prior learn from the same noisy demonstrations (`diffusion_planner_pendulum`); then each
-planner plays the same fresh episodes, with the same number of model steps for a decision. The prior alone is β = 0, and
-the prior as a policy, which needs no model at all.
-Run it: python benchmarks/diffusion_planner.py [--seeds 0 1 2] [--episodes N] [--json FILE]
+planner plays the same fresh episodes, with few and with many model steps for a decision. The prior alone is β = 0, and
+the prior as a policy, which needs no model at all. Interrupted, the same command goes on with the seeds that FILE does
+not have yet.
+Run it: python benchmarks/diffusion_planner.py [--seeds 1 2 3] [--episodes N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -30,20 +31,23 @@ from rl_lab.orchestration.evaluation import evaluate
 from rl_lab.orchestration.run_directory import RunDirectory, git_commit, list_runs
 
 EXPERIMENT = "diffusion_planner_pendulum"
-HORIZON, SAMPLES, ROUNDS = 20, 32, 3  # model steps for a decision: HORIZON × SAMPLES × ROUNDS
+HORIZON = 20
+BUDGETS = ((8, 2), (32, 3))  # candidates, and rollouts of each: the model steps of a decision are HORIZON times both
 BETAS = (3.0, 10.0, 30.0)
-DIFFUSION = {
-    "prior": "@controllers.prior", "horizon": HORIZON, "samples": SAMPLES, "steps": 8, "scored": ROUNDS,
-    "execute": "mean",
-}  # fmt: skip
-SEARCH = {"horizon": HORIZON, "samples": SAMPLES, "iterations": ROUNDS, "elites": 4, "init_std": 1.0}
 PRIOR = "prior as a policy"
-ROWS: tuple[tuple[str | None, dict[str, Any]], ...] = (
-    (None, {}),
-    ("diffusion", DIFFUSION | {"beta": 0.0, "execute": "sample"}),
-    *(("diffusion", DIFFUSION | {"beta": beta}) for beta in BETAS),
-    ("cem", SEARCH | {"noise_beta": 1.0}),
-)
+Row = tuple[str | None, dict[str, Any]]  # without a planner the prior plays as a policy
+
+
+def planned(samples: int, rounds: int) -> list[Row]:
+    """The diffusion planner by β, and CEM, with as many model steps."""
+    given = {"horizon": HORIZON, "samples": samples}
+    diffusion = given | {"prior": "@controllers.prior", "steps": 8, "scored": rounds}
+    cem = given | {"iterations": rounds, "elites": max(2, samples // 8), "init_std": 1.0, "noise_beta": 1.0}
+    tilted: list[Row] = [("diffusion", diffusion | {"execute": "mean", "beta": beta}) for beta in BETAS]
+    return [("diffusion", diffusion | {"execute": "sample", "beta": 0.0}), *tilted, ("cem", cem)]
+
+
+ROWS: list[Row] = [(None, {}), *(row for budget in BUDGETS for row in planned(*budget))]
 
 
 def trained(seed: int, run_root: Path) -> RunDirectory:
@@ -109,35 +113,54 @@ def measured(seed: int, run_root: Path, episodes: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run-root", type=Path, default=Path("experiments"), help="where runs are kept")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
     parser.add_argument("--json", type=Path, help="where to write the result")
     asked = parser.parse_args()
-    work = partial(measured, run_root=asked.run_root, episodes=asked.episodes)
-    by_seed: list[list[dict[str, Any]]] = []
-    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
-        for found in pool.map(work, asked.seeds):
-            by_seed.append(found)
-            if asked.json:
-                write(asked.json, asked.episodes, by_seed)
-
-
-def write(path: Path, episodes: int, by_seed: list[list[dict[str, Any]]]) -> None:
-    """The rows, each with what was measured of every seed so far."""
-    rows = [
-        {
-            "planner": planner or PRIOR,
-            "settings": settings,
-            "model_steps": HORIZON * SAMPLES * ROUNDS if planner else 0,
-            "seeds": [found[number] for found in by_seed],
-        }
-        for number, (planner, settings) in enumerate(ROWS)
-    ]
     facts = {
-        "benchmark": "diffusion_planner", "experiment": EXPERIMENT, "environment": "Pendulum-v1", "episodes": episodes,
-        "commit": git_commit(), "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "benchmark": "diffusion_planner", "experiment": EXPERIMENT, "environment": "Pendulum-v1",
+        "episodes": asked.episodes, "commit": git_commit(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
     }  # fmt: skip
+    by_seed = measured_before(asked.json, facts) if asked.json else {}
+    missing = [seed for seed in asked.seeds if seed not in by_seed]
+    work = partial(measured, run_root=asked.run_root, episodes=asked.episodes)
+    with ProcessPoolExecutor(asked.jobs, mp_context=get_context("spawn")) as pool:
+        for seed, found in zip(missing, pool.map(work, missing), strict=True):
+            by_seed[seed] = found
+            if asked.json:
+                write(asked.json, facts, [by_seed[seed] for seed in sorted(by_seed)])
+
+
+def blank_rows() -> list[dict[str, Any]]:
+    """What the file says of each row beside its seeds."""
+    return [
+        {"planner": planner or PRIOR, "settings": settings, "model_steps": model_steps(settings)}
+        for planner, settings in ROWS
+    ]
+
+
+def model_steps(settings: dict[str, Any]) -> int:
+    """Of one decision."""
+    rounds = settings.get("scored", settings.get("iterations", 0))
+    return HORIZON * settings.get("samples", 0) * rounds
+
+
+def measured_before(path: Path, facts: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:
+    """The rows of each seed in a file of the same commit, episodes and settings; none where there is no such file."""
+    if not path.exists():
+        return {}
+    known = json.loads(path.read_text())
+    rows = known.pop("rows")
+    if known != facts or [{**row, "seeds": None} for row in rows] != [{**row, "seeds": None} for row in blank_rows()]:
+        return {}
+    return {row["seed"]: [other["seeds"][number] for other in rows] for number, row in enumerate(rows[0]["seeds"])}
+
+
+def write(path: Path, facts: dict[str, Any], by_seed: list[list[dict[str, Any]]]) -> None:
+    """The rows, each with what was measured of every seed so far."""
+    rows = [{**row, "seeds": [found[number] for found in by_seed]} for number, row in enumerate(blank_rows())]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from tests.packaged import packaged
 
-from rl_lab.components.actors.diffusion_policy import DiffusionPolicy, ObservationFeatures, within_episode
+from rl_lab.components.actors.diffusion_policy import DiffusionPolicy, within_episode
 from rl_lab.components.diffusion import make_denoiser
+from rl_lab.components.diffusion.observation_features import ObservationFeatures
 from rl_lab.components.encoders.resnet18 import KeypointResNet, SpatialSoftmax
 from rl_lab.components.planners.diffusion import DiffusionPlanner
 from rl_lab.datasets.statistics import FieldStatistics

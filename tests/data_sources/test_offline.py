@@ -61,7 +61,7 @@ def test_no_window_crosses_an_episode(
     format_name: str, memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each window is three consecutive records of one episode, and all windows are drawn."""
-    for module in ("rl_lab.datasets.storage", "rl_lab.data_sources.offline"):
+    for module in ("rl_lab.datasets.storage", "rl_lab.datasets.loading"):
         monkeypatch.setattr(f"{module}.SMALL_FIELD", 100)  # observations are read from files
     path = write_dataset(tmp_path / "data", numbered_episodes(), Attributes(), format_name=format_name)
     source = prepared(path, tmp_path / "run", memory=memory, short_episodes="skip", format=format_name)
@@ -150,7 +150,7 @@ def test_fields_of_the_workflow_can_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("memory", ["ram", "disk"])
 def test_all_records_are_read_from_end_to_end(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("rl_lab.datasets.storage", "rl_lab.data_sources.offline"):
+    for module in ("rl_lab.datasets.storage", "rl_lab.datasets.loading"):
         monkeypatch.setattr(f"{module}.SMALL_FIELD", 100)
     source = prepared(dataset(tmp_path), tmp_path / "run", memory=memory)
     parts = [

@@ -38,6 +38,20 @@ def test_round_trip_of_images_and_classes(format_name: str, tmp_path: Path) -> N
     assert_same(episodes, list(open_dataset(written(tmp_path, episodes, format_name)).episodes()))
 
 
+@pytest.mark.parametrize(
+    ("suffix", "format_name"), [(".h5", "hdf5"), (".hdf5", "hdf5"), (".pth", "pt"), ("", "folder")]
+)
+def test_a_suffix_says_the_format(suffix: str, format_name: str, tmp_path: Path) -> None:
+    path = write_dataset(tmp_path / f"data{suffix}", vector_episodes(), Attributes())
+    assert FORMATS[format_name].recognises(path)
+    assert_same(vector_episodes(), list(open_dataset(path).episodes()))
+
+
+def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'\.mat'.*\.h5 \(hdf5\).*\.csv \(csv\)"):
+        write_dataset(tmp_path / "data.mat", vector_episodes(), Attributes())
+
+
 @pytest.mark.parametrize("format_name", REWARDLESS)
 def test_data_without_rewards_have_none(format_name: str, tmp_path: Path) -> None:
     episodes = vector_episodes(rewarded=False)

@@ -149,6 +149,19 @@ def test_runs_without_an_environment_use_updates_as_axis(tmp_path):
     assert run.series("train/loss")[0].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+def test_only_commands_that_work_are_named(tmp_path):
+    """A run that learned from data alone, without a model: nothing to imagine with, and no env steps to add."""
+    folder = write_run(tmp_path / "bc", rows=0)
+    logger = MetricsLogger(folder / "metrics.jsonl")
+    for updates in (100, 200):
+        logger.log(env_steps=0, updates=updates, wall_s=1.0, phase="clone", values={"train/loss": 1.0})
+    logger.close()
+    page = write_report(folder).read_text()
+    assert "rl-lab eval" in page
+    assert "rl-lab imagine" not in page
+    assert "training.resume_path" not in page
+
+
 def test_glossary_sorts_and_explains():
     """Known names get a sentence and a group; unknown ones are shown as they are."""
     names = ["train/loss/dynamics", "train/policy/entropy", "train/grad_norm", "time/collect_s", "strange", "train/xyz"]

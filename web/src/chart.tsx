@@ -9,7 +9,7 @@ export type Line = {
 };
 export type Stretch = { from: number; to: number; label: string; colour: string };
 
-export const colour = (index: number) => `var(--c${index % 8})`;
+export const DARK = matchMedia("(prefers-color-scheme: dark)");
 
 const css = (text: string) => {
   const name = /^var\((--\w+)\)$/.exec(text);
@@ -29,7 +29,7 @@ export function Chart(props: {
   const plot = useRef<uPlot | null>(null);
   const state = useRef(props);
   state.current = props;
-  const theme = document.documentElement.dataset.theme;
+  const theme = `${document.documentElement.dataset.theme} ${DARK.matches}`; // colours are read when a chart is made
   const shape = props.lines
     .map((line) => [line.label, line.colour, line.width, line.alpha, line.dots, line.low ? 1 : 0].join("|"))
     .join(";");

@@ -1,10 +1,11 @@
 // The shell: navigation, theme, the runs that all views share, and the view that the address names.
 import { render } from "preact";
-import { useRef, useState } from "preact/hooks";
+import { useEffect, useReducer, useRef, useState } from "preact/hooks";
 import "uplot/dist/uPlot.min.css";
 import "../../src/rl_lab/metrics/style.css";
 import "./app.css";
 import { get, type Row } from "./api";
+import { DARK } from "./chart";
 import { Compare } from "./compare";
 import { DreamView } from "./dream/view";
 import { link, useRoute } from "./route";
@@ -44,6 +45,12 @@ function useRuns() {
 function useTheme(): [string, () => void] {
   const [theme, setTheme] = useState(localStorage.getItem("theme") ?? "system");
   document.documentElement.dataset.theme = theme === "system" ? "" : theme;
+  const [, redraw] = useReducer((count: number) => count + 1, 0);
+  useEffect(() => {
+    const change = () => redraw(0); // the system turned dark or light: charts take their colours anew
+    DARK.addEventListener("change", change);
+    return () => DARK.removeEventListener("change", change);
+  }, []);
   const next = () => {
     const after = THEMES[(THEMES.indexOf(theme as (typeof THEMES)[number]) + 1) % THEMES.length];
     localStorage.setItem("theme", after);

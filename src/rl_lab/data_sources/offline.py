@@ -23,17 +23,15 @@ from rl_lab.data_sources.base import DataSource, SourceContext
 from rl_lab.data_sources.replay import STANDARD_FIELDS
 from rl_lab.datasets.episode import MissingLast
 from rl_lab.datasets.files import open_dataset
-from rl_lab.datasets.formats.base import Reader, ReadOptions
-from rl_lab.datasets.formats.folder import FolderReader
-from rl_lab.datasets.importing import ActionUnits, ImportReport, RecordImporter
-from rl_lab.datasets.statistics import FieldStatistics, StatisticsCollector
-from rl_lab.datasets.storage import SMALL_FIELD, DatasetStorage, RecordStore
+from rl_lab.datasets.formats.base import ReadOptions
+from rl_lab.datasets.importing import ActionUnits
+from rl_lab.datasets.loading import UNLIMITED, load_records
+from rl_lab.datasets.statistics import FieldStatistics
 from rl_lab.errors import CheckpointError, ConfigError, DataError, nearest
 from rl_lab.experts.demonstrations import Demonstrations
 from rl_lab.records import (
     OBSERVATION_PREFIX,
     BatchSpec,
-    FieldSpec,
     RecordBlock,
     RecordScan,
     SequenceBatch,
@@ -91,7 +89,7 @@ class OfflineSource(DataSource):
         self._paths = [] if path is None else [path] if isinstance(path, str) else list(path)
         self._demonstrations = None if expert is None else Demonstrations(**expert)
         self._format, self._options = format, ReadOptions(dict(mapping or {}), alignment)
-        self._action_units, self._missing_last = action_units, missing_last
+        self._importing = {"action_units": action_units, "missing_last": missing_last}
         self._range = _episode_range(episodes)
         self._windows_kind, self._records, self._short = windows, records, short_episodes
         self._pad_before, self._pad_after, self._memory = pad_before, pad_after, memory
@@ -105,13 +103,15 @@ class OfflineSource(DataSource):
         if self._demonstrations is not None:
             paths = [self._demonstrations.recorded_in(context)]
         readers = [open_dataset(path, format_name=self._format, options=self._options) for path in paths]
-        collector = StatisticsCollector()
         try:
-            self._storage, self.report = self._take_in(readers, collector)
+            self._storage, self.statistics, self.report = load_records(
+                readers, fields=context.fields, actions=context.actions, settings=self._importing, episodes=self._range,
+                budget={"ram": UNLIMITED, "disk": 0, "auto": room.available_ram() // 2}[self._memory],
+                folder=context.folder / "records",
+            )  # fmt: skip
         finally:
             for reader in readers:
                 reader.close()
-        self.statistics = collector.result()
         first = np.flatnonzero(self._storage.arrays["is_first"])
         self._starts = first.astype(np.int64)
         self._lengths = np.diff(np.append(first, self._storage.rows)).astype(np.int64)
@@ -120,49 +120,6 @@ class OfflineSource(DataSource):
         self._windows: dict[int, EpisodeWindows] = {}  # by length
         self._rngs: dict[BatchSpec, np.random.Generator] = {}
         self._pending: dict[BatchSpec, Pending] = {}
-
-    def _take_in(self, readers: list[Reader], collector: StatisticsCollector) -> tuple[DatasetStorage, ImportReport]:
-        context = self._context
-        budget = {"ram": 1 << 62, "disk": 0, "auto": room.available_ram() // 2}[self._memory]
-        large = self._fields_in_place(readers, budget)
-        fields = {name: spec for name, spec in context.fields.items() if name not in large}
-        importer = RecordImporter(
-            fields, context.actions, action_units=self._action_units, missing_last=self._missing_last
-        )
-        store = RecordStore(context.folder / "records", budget if not large else 1 << 62)
-        start, stop = self._range
-        for reader in readers:
-            for records in importer.records(reader, first=start, stop=stop):
-                collector.add(records)
-                store.append(records)
-        if not importer.report.episodes:
-            raise DataError(f"{', '.join(str(reader.path) for reader in readers)}: no episodes. The dataset is empty.")
-        storage = store.finish()
-        if large:
-            reader = readers[0]
-            assert isinstance(reader, FolderReader)
-            files = {name: (reader.file(name), spec) for name, spec in large.items()}
-            storage = DatasetStorage(storage.arrays, files, storage.rows)
-        return storage, importer.report
-
-    def _fields_in_place(self, readers: list[Reader], budget: int) -> dict[str, FieldSpec]:
-        """Observations of a dataset folder that are read where they lie: too large for memory, and stored as the run
-        has them."""
-        if len(readers) != 1 or not isinstance(readers[0], FolderReader) or self._range[0]:
-            return {}
-        reader = readers[0]
-        sizes = {name: row_bytes(spec) * reader.records for name, spec in reader.fields.items()}
-        if sum(sizes.values()) <= budget:
-            return {}
-        large = {
-            name: spec
-            for name, spec in reader.fields.items()
-            if sizes[name] > SMALL_FIELD
-            and name.startswith(OBSERVATION_PREFIX)
-            and self._context.fields.get(name) == spec
-        }
-        reader.leave_out(large)
-        return large
 
     def _extra_fields(self, context: SourceContext) -> HostStorage | None:
         """Fields that a workflow stores with its records (latents, say): zeros until it writes them."""

@@ -51,13 +51,15 @@ def open_dataset(path: str | Path, *, format_name: str = AUTO, options: ReadOpti
 
 def format_of_path(path: Path) -> str:
     """The format that a path to be written asks for by its suffix; a path without one is a dataset folder."""
-    for format_ in reversed(_ALL):  # .hdf5: D4RL's layout rather than robomimic's
-        if path.suffix and path.suffix == format_.suffix:
-            return format_.name
-    if path.suffix:
-        known = ", ".join(f"{format_.suffix} ({name})" for name, format_ in FORMATS.items() if format_.suffix)
+    if not path.suffix:
+        return Folder.name
+    by_suffix = {  # .hdf5: D4RL's layout, which comes after robomimic's
+        suffix: format_.name for format_ in _ALL for suffix in (format_.suffix, *format_.other_suffixes) if suffix
+    }
+    if path.suffix not in by_suffix:
+        known = ", ".join(f"{suffix} ({name})" for suffix, name in by_suffix.items())
         raise DataError(f"{path}: no format has the suffix '{path.suffix}'. Known: {known}; or name it with --format.")
-    return Folder.name
+    return by_suffix[path.suffix]
 
 
 def write_dataset(

@@ -23,7 +23,7 @@ HEAD = ("field", "shape", "dtype", "low", "high", "not finite", "constant entrie
 def as_text(summary: DatasetSummary) -> str:
     values = summary.as_dict()
     lines = [
-        f"{summary.path}: {summary.episodes:,} episodes, {values['decisions']:,} decisions "
+        f"{summary.path}: {_episodes(summary.episodes)}, {values['decisions']:,} decisions "
         f"(from {values['length_min']} to {values['length_max']} an episode), {summary.terminated:,} terminated"
     ]
     if summary.environment:
@@ -39,9 +39,13 @@ def as_text(summary: DatasetSummary) -> str:
         lines += _histogram(histogram)
     lines += _field_lines(summary)
     if summary.incomplete:
-        lines.append(f"{summary.incomplete} episodes lack the observation after their last action")
+        lines.append(f"without the observation after the last action: {_episodes(summary.incomplete)}")
     lines.append(f"alignment: {summary.alignment}")
     return "\n".join([*lines, *(f"note: {note}" for note in summary.notes)])
+
+
+def _episodes(count: int) -> str:
+    return "1 episode" if count == 1 else f"{count:,} episodes"
 
 
 def _histogram(histogram: dict[str, list[float]]) -> list[str]:

@@ -73,7 +73,8 @@ def verdict(run: RunFiles) -> str:
     steps, total = run.last("env_steps"), number(run.setting("training.total_timesteps"))
     done = f"{steps:,.0f}" + (f" of {total:,.0f}" if total else "") + " env steps" if steps is not None else ""
     score, episodes = run.last(EVAL_RETURN), run.last("eval/episodes")
-    over = f" over {episodes:,.0f} episodes with fresh, held-out seeds" if episodes else ""
+    played = "1 episode" if episodes == 1 else f"{episodes:,.0f} episodes" if episodes else ""
+    over = f" over {played} with fresh, held-out seeds" if played else ""
     if score is None:
         name = run.train_return_name()
         latest = run.last(name) if name else None
@@ -134,17 +135,18 @@ def _headline_numbers(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _go_on(run: RunFiles) -> str:
-    """Commands to copy."""
+    """Commands to copy, each of which works for this run."""
     where = shlex.quote(_short_path(run.folder))
+    commands = [(f"rl-lab eval {where} --episodes 20 --video", "play fresh episodes and record one")]
+    if run.imagination or run.illustrations or run.planning:
+        commands.append((f"rl-lab imagine {where}", "draw the model's imagination anew"))
     steps = number(run.setting("training.total_timesteps"))
-    longer = f" training.total_timesteps={int(2 * steps)}" if steps and run.status == "completed" else ""
-    resume = "train for longer" if longer else "go on where it stopped"
-    commands = [
-        (f"rl-lab eval {where} --episodes 20 --video", "play fresh episodes and record one"),
-        (f"rl-lab imagine {where}", "draw the model's imagination anew"),
-        (f"rl-lab train training.resume_path={where}{longer}", resume),
-        (f"rl-lab compare {where} OTHER_RUN", "curves and confidence intervals of several runs"),
-    ]
+    if run.status != "completed":
+        commands.append((f"rl-lab train training.resume_path={where}", "go on where it stopped"))
+    elif steps and run.axis == "env_steps":  # a budget of env steps means nothing to a run that learned from data alone
+        longer = f"training.total_timesteps={int(2 * steps)}"
+        commands.append((f"rl-lab train training.resume_path={where} {longer}", "train for longer"))
+    commands.append((f"rl-lab compare {where} OTHER_RUN", "curves and confidence intervals of several runs"))
     rows = "".join(
         f"<tr><td><code>{escape(command)}</code></td><td>{escape(text)}</td></tr>" for command, text in commands
     )

@@ -17,6 +17,7 @@ from rl_lab.ui.security import is_loopback
 from rl_lab.ui.server import make_app
 
 TRIED_PORTS = 20
+EVERYWHERE = ("0.0.0.0", "::")  # all addresses of this machine
 
 
 def serve(
@@ -34,7 +35,8 @@ def serve(
         raise ConfigError(f"There is no folder {folder.resolve()}. Train a run first (rl-lab train), or name another.")
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     listener = _listen(host, port)
-    shown = host if ":" not in host else f"[{host}]"
+    reached = socket.gethostname() if host in EVERYWHERE else host  # others cannot open 0.0.0.0
+    shown = reached if ":" not in reached else f"[{reached}]"
     address = f"http://{shown}:{listener.getsockname()[1]}/"
     full = address + (f"?token={quote(token)}" if token else "") + (f"#{view}" if view else "")
     sys.stdout.write(f"RL Lab shows {folder.resolve()} at\n  {full}\nCtrl-C stops it.\n")

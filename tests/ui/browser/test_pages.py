@@ -131,6 +131,14 @@ def test_text_has_contrast_and_controls_have_names(page: Page, run_id: str, them
         assert page.evaluate(NAMELESS) == [], view
 
 
+def test_charts_follow_the_system_into_the_dark(page: Page, run_id: str) -> None:
+    page.goto(f"/#/run?id={run_id}")
+    expect(page.locator(".plot canvas").first).to_be_visible()
+    page.evaluate("document.querySelector('.uplot').dataset.made = 'in the light'")
+    page.emulate_media(color_scheme="dark")
+    expect(page.locator(".uplot[data-made]")).to_have_count(0)
+
+
 def test_tabs_turn_by_arrow_keys(page: Page, run_id: str) -> None:
     page.goto(f"/#/run?id={run_id}")
     page.get_by_role("tab", name="Curves").focus()

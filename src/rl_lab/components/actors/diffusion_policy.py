@@ -14,66 +14,17 @@ from rl_lab.components.acting import AgentState, LearningController, Mode
 from rl_lab.components.actions import ActionCodec
 from rl_lab.components.diffusion import AveragedModel, DiffusionModel, Guidance, NoiseSchedule, make_denoiser
 from rl_lab.components.diffusion.model import SAMPLERS
-from rl_lab.components.encoders.resnet18 import KeypointResNet
-from rl_lab.components.observations import flat_observation
+from rl_lab.components.diffusion.observation_features import ObservationFeatures
 from rl_lab.components.planners.action_layout import ActionLayout
 from rl_lab.components.planners.plan_priors import LearnedPrior
-from rl_lab.components.spaces import SpecLike, observation_specs
+from rl_lab.components.spaces import SpecLike
 from rl_lab.errors import ConfigError, DataError, nearest
 from rl_lab.metrics.values import Metrics
 from rl_lab.nn.normalizers import LimitsNormalizer
-from rl_lab.records import OBSERVATION_PREFIX, Batch, BatchSpec, Observation, SequenceBatch
+from rl_lab.records import Batch, BatchSpec, Observation, SequenceBatch
 from rl_lab.specs import ActionSpec, ObservationSpec
 
 HISTORY = "history."  # + key: the last observations, in the agent's memory
-
-
-class ObservationFeatures(nn.Module):
-    """Vectors with every entry brought to [-1, 1] by its limits in the data, one-hots, and images through networks of
-    their own, side by side."""
-
-    def __init__(
-        self, *, observation: Mapping[str, SpecLike], crop: int | None, keypoints: int, features: int, base: int
-    ) -> None:
-        super().__init__()
-        self.specs = observation_specs(observation)
-        self.vectors = [key for key, spec in self.specs.items() if spec.kind == "vector"]
-        self.images = [key for key, spec in self.specs.items() if spec.kind == "image"]
-        self.limits = nn.ModuleList(LimitsNormalizer(self.specs[key].shape) for key in self.vectors)
-        networks = []
-        for key in self.images:
-            height, width, channels = self.specs[key].shape
-            networks.append(
-                KeypointResNet(
-                    height=height, width=width, channels=channels, crop=crop, keypoints=keypoints, features=features,
-                    base=base,
-                )
-            )  # fmt: skip
-        self.networks = nn.ModuleList(networks)
-        self.output_size = sum(features if spec.kind == "image" else spec.encoded_size for spec in self.specs.values())
-
-    def forward(self, observation: Mapping[str, Tensor]) -> Float[Tensor, "batch time features"]:
-        parts = []
-        for key, spec in self.specs.items():
-            if key in self.images:
-                parts.append(self.networks[self.images.index(key)](observation[key]))
-            elif key in self.vectors:
-                value = self.limits[self.vectors.index(key)](observation[key].float())
-                parts.append(value.flatten(2) if value.ndim > 2 else value.unsqueeze(-1))
-            else:
-                parts.append(flat_observation(observation[key], spec))
-        return torch.cat(parts, -1)
-
-    def fit(self, statistics: Mapping[str, Any]) -> None:
-        """Take the limits of a dataset's fields (`FieldStatistics` by name)."""
-        for key, limits in zip(self.vectors, self.limits, strict=True):
-            field = statistics[OBSERVATION_PREFIX + key]
-            limits.fit(torch.from_numpy(field.low), torch.from_numpy(field.high))  # type: ignore[operator]
-
-    def widen(self, observation: Mapping[str, Tensor]) -> None:
-        """Widen the limits to what is seen, where there is no dataset to take them from."""
-        for key, limits in zip(self.vectors, self.limits, strict=True):
-            limits.update(observation[key].float())  # type: ignore[operator]
 
 
 class ConditionalModel(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -12,11 +12,13 @@ from torch import Tensor
 
 from rl_lab.components.planners.base import Memory, Plan, Planner, take
 from rl_lab.components.planners.particles import (
+    Particles,
     effective_sample_size,
     kl_from_prior,
     reweight,
-    systematic,
+    spread_of,
     uniform_log_weights,
+    widest_spread,
 )
 from rl_lab.components.planners.plan_priors import ActionPrior, GaussianPrior, PlanPrior
 from rl_lab.components.planners.search import moments
@@ -32,21 +34,11 @@ class DiffusionPlan(Plan):
     """A plan with the weights of its candidates as particles of p ∝ p0·exp(βR)."""
 
     weights: Float[Tensor, "env candidate"]  # they sum to 1
-    effective_samples: Float[Tensor, " env"]  # 1 / Σ w², of all candidates
+    effective_samples: Float[Tensor, " env"]  # 1 / Σ w², of the weights since the last resampling
     kl: Float[Tensor, " env"]  # how far p is from the prior, in nats
 
     def metrics(self) -> dict[str, Tensor]:
         return {"effective_samples": self.effective_samples, "prior_kl": self.kl}
-
-
-class Particles(NamedTuple):
-    """Sequences on their way from noise to plans, and the bookkeeping of their weights."""
-
-    x: Float[Tensor, "row time dim"]
-    log_weights: Float[Tensor, "env candidate"]  # normalised
-    log_evidence: Float[Tensor, " env"]  # ln Z so far
-    potential: Float[Tensor, "env candidate"]  # ᾱβR(x̂_0) that is in the weights already
-    spread: Float[Tensor, " env"]  # deviation of the returns under the prior, as far as it is known
 
 
 class DiffusionPlanner(Planner):
@@ -159,8 +151,8 @@ class DiffusionPlanner(Planner):
         particles = self._denoise(prior, state, noise)
         candidates = prior.actions(self._by_env(particles.x))
         returns = self.score(state, candidates)
-        particles, tilt = self._weigh(particles, returns)
-        kl = kl_from_prior(particles.log_weights, tilt, particles.log_evidence)
+        particles = self._weigh(particles, returns)
+        kl = kl_from_prior(particles.log_weights, particles.potential, particles.log_evidence)
         return self._chosen(candidates, returns, particles.log_weights, kl, noise)
 
     # Steering ---------------------------------------------------------------------------------------------------------
@@ -168,11 +160,7 @@ class DiffusionPlanner(Planner):
     def _denoise(self, prior: PlanPrior, state: ModelState, noise: Mapping[str, Tensor]) -> Particles:
         """The reverse process of all candidates, from noise to x_0; its last weighing is left to do."""
         start, *draws = noise["steps"].flatten(1, 2)
-        envs = noise["steps"].shape[1]
-        none = start.new_zeros(envs)
-        particles = Particles(
-            start, uniform_log_weights(envs, self.samples, start), none, none[:, None].expand(-1, self.samples), none
-        )
+        particles = Particles.begin(start, envs=noise["steps"].shape[1])
         scored = self._scored_steps()
         for index, draw in enumerate(draws):
             if self.steering == "gradient":
@@ -199,17 +187,8 @@ class DiffusionPlanner(Planner):
     ) -> Particles:
         """Weigh the particles by what their clean sequences promise now; resample where few carry the weight."""
         returns = self.score(state, prior.actions(self._by_env(prior.clean(particles.x, index))))
-        particles, _ = self._weigh(particles, returns, prior.alpha_bar(index), prior.expected_spread(index))
-        chosen = systematic(particles.log_weights, offsets[scored.index(index)].flatten())
-        own = torch.arange(self.samples, device=chosen.device).expand_as(chosen)
-        few = effective_sample_size(particles.log_weights) < self.resample_below * self.samples
-        chosen = torch.where(few[:, None], chosen, own)
-        uniform = uniform_log_weights(len(chosen), self.samples, particles.log_weights)
-        return particles._replace(
-            x=take(self._by_env(particles.x), chosen).flatten(0, 1),
-            potential=particles.potential.gather(1, chosen),
-            log_weights=torch.where(few[:, None], uniform, particles.log_weights),
-        )
+        particles = self._weigh(particles, returns, prior.alpha_bar(index), prior.expected_spread(index))
+        return particles.resampled(offsets[scored.index(index)].flatten(), below=self.resample_below)
 
     def _weigh(
         self,
@@ -217,17 +196,10 @@ class DiffusionPlanner(Planner):
         returns: Float[Tensor, "env candidate"],
         share: float = 1.0,
         expected_spread: float = 1.0,
-    ) -> tuple[Particles, Float[Tensor, "env candidate"]]:
-        """Put exp(share·βR) into the weights in place of the potential that they have; also share·βR itself."""
-        spread = _widest(particles.spread, returns, expected_spread)
-        potential = share * self._tilt(returns, spread)
-        both = potential.isfinite() & particles.potential.isfinite()
-        increment = torch.where(both, potential - particles.potential, -torch.inf)
-        log_weights, factor = reweight(particles.log_weights, increment)
-        evidence = particles.log_evidence + factor
-        return particles._replace(
-            log_weights=log_weights, log_evidence=evidence, potential=potential, spread=spread
-        ), potential
+    ) -> Particles:
+        """Put exp(share·βR) into the weights, in place of the potential that is in them."""
+        spread = widest_spread(particles.spread, returns, expected_spread)
+        return particles._replace(spread=spread).weighed(share * self._tilt(returns, spread))
 
     def _tilt(
         self, returns: Float[Tensor, "env candidate"], spread: Float[Tensor, " env"]
@@ -254,7 +226,7 @@ class DiffusionPlanner(Planner):
                 )
             (gradient,) = torch.autograd.grad(torch.where(returns.isfinite(), returns, 0.0).sum(), x)
         returns, gradient = returns.detach(), gradient.nan_to_num(0.0, 0.0, 0.0)
-        spread = _widest(particles.spread, returns, prior.expected_spread(index))
+        spread = widest_spread(particles.spread, returns, prior.expected_spread(index))
         mean, std = prior.kernel(particles.x, clean.detach(), index)
         if not std:
             return particles._replace(x=mean, spread=spread)
@@ -285,7 +257,7 @@ class DiffusionPlanner(Planner):
             candidates = prior.actions(drawn)
             returns = self.score(state, candidates)
             uniform = uniform_log_weights(len(drawn), self.samples, drawn)
-            tilt = self._tilt(returns, _spread(returns)).to(drawn.dtype)
+            tilt = self._tilt(returns, spread_of(returns)).to(drawn.dtype)
             log_weights, _ = reweight(uniform, torch.where(tilt.isfinite(), tilt, -torch.inf))
             excess = (log_weights.exp() - uniform.exp())[:, :, None, None]
             plan = guess + (excess * drawn).sum(1, keepdim=True)
@@ -326,22 +298,6 @@ class DiffusionPlanner(Planner):
 
     def _by_env(self, rows: Float[Tensor, " row *shape"]) -> Float[Tensor, "env candidate *shape"]:
         return rows.unflatten(0, (-1, self.samples))
-
-
-def _spread(returns: Float[Tensor, "env candidate"]) -> Float[Tensor, " env"]:
-    """The deviation of those returns of an environment that are finite."""
-    finite = returns.isfinite()
-    count = finite.sum(1).clamp(min=1)
-    mean = torch.where(finite, returns, 0.0).sum(1) / count
-    return (torch.where(finite, returns - mean[:, None], 0.0).square().sum(1) / count).sqrt()
-
-
-def _widest(
-    spread: Float[Tensor, " env"], returns: Float[Tensor, "env candidate"], expected_spread: float
-) -> Float[Tensor, " env"]:
-    """The larger of the known spread and that of these returns. Returns of expected sequences differ about as much less
-    than those of clean ones as the sequences do."""
-    return torch.maximum(spread, _spread(returns) / expected_spread) if expected_spread > 0.0 else spread
 
 
 def _check_prior(prior: ActionPrior, steering: Steering, horizon: int) -> None:

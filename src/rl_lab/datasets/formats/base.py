@@ -68,6 +68,7 @@ class Format(ABC):
 
     name: ClassVar[str]
     suffix: ClassVar[str]  # of its files; "" for folders
+    other_suffixes: ClassVar[tuple[str, ...]] = ()  # that mean the same
     needs: ClassVar[str | None] = None  # a module of the extra `data`
 
     @classmethod

@@ -38,10 +38,11 @@ class D4rlReader(Reader):
 
 class D4rl(Format):
     name, suffix, needs = "hdf5", ".hdf5", "h5py"
+    other_suffixes = (".h5",)
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        return is_hdf5(path) or path.suffix in (".hdf5", ".h5")
+        return is_hdf5(path) or path.suffix in (cls.suffix, *cls.other_suffixes)
 
     @classmethod
     def open(cls, path: Path, options: ReadOptions) -> Reader:

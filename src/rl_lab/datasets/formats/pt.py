@@ -61,10 +61,11 @@ def _columns(part: Mapping[Any, Any], place: str, prefix: str = "") -> dict[str,
 
 class Pt(Format):
     name, suffix = "pt", ".pt"
+    other_suffixes = (".pth",)
 
     @classmethod
     def recognises(cls, path: Path) -> bool:
-        return path.is_file() and path.suffix in (".pt", ".pth")
+        return path.is_file() and path.suffix in (cls.suffix, *cls.other_suffixes)
 
     @classmethod
     def open(cls, path: Path, options: ReadOptions) -> Reader:
