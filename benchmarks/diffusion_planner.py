@@ -1,9 +1,9 @@
 """The diffusion planner against its prior and CEM in the same learned model: returns, effective samples and KL by β.
 
 For each seed an ensemble and a prior learn from the same noisy demonstrations (`diffusion_planner_pendulum`); then each
-planner plays the same fresh episodes, with the same number of model steps for a decision. The prior alone is β = 0, and
-the prior as a policy, which needs no model at all.
-Interrupted, the same command goes on with the seeds that FILE does not have yet.
+planner plays the same fresh episodes, with few and with many model steps for a decision. The prior alone is β = 0, and
+the prior as a policy, which needs no model at all. Interrupted, the same command goes on with the seeds that FILE does
+not have yet.
 Run it: python benchmarks/diffusion_planner.py [--seeds 1 2 3] [--episodes N] [--json FILE]
 """
 
@@ -31,20 +31,23 @@ from rl_lab.orchestration.evaluation import evaluate
 from rl_lab.orchestration.run_directory import RunDirectory, git_commit, list_runs
 
 EXPERIMENT = "diffusion_planner_pendulum"
-HORIZON, SAMPLES, ROUNDS = 20, 32, 3  # model steps for a decision: HORIZON × SAMPLES × ROUNDS
+HORIZON = 20
+BUDGETS = ((8, 2), (32, 3))  # candidates, and rollouts of each: the model steps of a decision are HORIZON times both
 BETAS = (3.0, 10.0, 30.0)
-DIFFUSION = {
-    "prior": "@controllers.prior", "horizon": HORIZON, "samples": SAMPLES, "steps": 8, "scored": ROUNDS,
-    "execute": "mean",
-}  # fmt: skip
-SEARCH = {"horizon": HORIZON, "samples": SAMPLES, "iterations": ROUNDS, "elites": 4, "init_std": 1.0}
 PRIOR = "prior as a policy"
-ROWS: tuple[tuple[str | None, dict[str, Any]], ...] = (
-    (None, {}),
-    ("diffusion", DIFFUSION | {"beta": 0.0, "execute": "sample"}),
-    *(("diffusion", DIFFUSION | {"beta": beta}) for beta in BETAS),
-    ("cem", SEARCH | {"noise_beta": 1.0}),
-)
+Row = tuple[str | None, dict[str, Any]]  # without a planner the prior plays as a policy
+
+
+def planned(samples: int, rounds: int) -> list[Row]:
+    """The diffusion planner by β, and CEM, with as many model steps."""
+    given = {"horizon": HORIZON, "samples": samples}
+    diffusion = given | {"prior": "@controllers.prior", "steps": 8, "scored": rounds}
+    cem = given | {"iterations": rounds, "elites": max(2, samples // 8), "init_std": 1.0, "noise_beta": 1.0}
+    tilted: list[Row] = [("diffusion", diffusion | {"execute": "mean", "beta": beta}) for beta in BETAS]
+    return [("diffusion", diffusion | {"execute": "sample", "beta": 0.0}), *tilted, ("cem", cem)]
+
+
+ROWS: list[Row] = [(None, {}), *(row for budget in BUDGETS for row in planned(*budget))]
 
 
 def trained(seed: int, run_root: Path) -> RunDirectory:
@@ -133,13 +136,15 @@ def main() -> None:
 def blank_rows() -> list[dict[str, Any]]:
     """What the file says of each row beside its seeds."""
     return [
-        {
-            "planner": planner or PRIOR,
-            "settings": settings,
-            "model_steps": HORIZON * SAMPLES * ROUNDS if planner else 0,
-        }
+        {"planner": planner or PRIOR, "settings": settings, "model_steps": model_steps(settings)}
         for planner, settings in ROWS
     ]
+
+
+def model_steps(settings: dict[str, Any]) -> int:
+    """Of one decision."""
+    rounds = settings.get("scored", settings.get("iterations", 0))
+    return HORIZON * settings.get("samples", 0) * rounds
 
 
 def measured_before(path: Path, facts: dict[str, Any]) -> dict[int, list[dict[str, Any]]]:

@@ -51,6 +51,21 @@ def test_a_full_column_is_masked() -> None:
     assert seen["action_mask"].tolist() == [1, 1, 0, 1, 1, 1, 1]
 
 
+def test_games_of_self_play_may_open_with_random_moves() -> None:
+    """Any number up to the limit, and none that ends a game; the side to move sees its own stones as 1."""
+    game, stones = TicTacToe(random_moves=8), set()
+    for seed in range(200):
+        board = game.reset(seed=seed)[0]["board"]
+        stones.add(int(np.abs(board).sum()))
+        assert board.sum() in (0, -1)  # whose turn it is has as many stones as the other, or one less
+        sides = (game.own, game.other)
+        assert not any(game.wins(side, cell) for side in sides for cell in range(9) if side >> cell & 1)
+        assert game.legal(game.own, game.other)
+    assert stones >= {0, 1, 2, 3, 4, 5, 6}
+    with pytest.raises(ConfigError, match="random_moves=9"):
+        TicTacToe(random_moves=9)
+
+
 def test_two_perfect_players_draw_and_a_random_one_never_wins() -> None:
     for seed in range(30):
         game = TicTacToe(opponent="minimax", depth=9)

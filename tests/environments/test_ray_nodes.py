@@ -53,9 +53,9 @@ def action(envs: Any, rng: np.random.Generator) -> np.ndarray:
     return rng.uniform(-1.0, 1.0, shape).astype(np.float32)
 
 
-def node_of(actor: Any) -> str:
-    """To be called in an actor: the node that it is on."""
-    return str(ray.get_runtime_context().get_node_id())
+def place_of(actor: Any) -> tuple[str, int]:
+    """To be called in an actor: the node that it is on, and its process."""
+    return ray.get_runtime_context().get_node_id(), os.getpid()
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -90,10 +90,11 @@ def test_a_node_that_dies_takes_no_record_along() -> None:
             require_equal(last, there.step(decided))
         (other,) = cluster.worker_nodes
         head = ray.get_runtime_context().get_node_id()
-        there_too = [ray.get(actor.__ray_call__.remote(node_of)) != head for actor in there._actors]
-        lost = [n for group, gone in zip(there._groups, there_too, strict=True) if gone for n in group]
+        places = [ray.get(actor.__ray_call__.remote(place_of)) for actor in there._actors]
+        lost = [n for group, (node, _) in zip(there._groups, places, strict=True) if node != head for n in group]
         assert lost
-        os.kill(other.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        for process in (other.all_processes["raylet"][0].process.pid, *(p for node, p in places if node != head)):
+            os.kill(process, signal.SIGKILL)  # all at once, as with the machine
         decided = action(here, rng)
         expected, step = here.step(decided), there.step(decided)
         assert step.ended is not None
@@ -112,8 +113,8 @@ def test_a_node_that_dies_takes_no_record_along() -> None:
 
 def test_a_run_on_nodes_resumes_exactly(rl_lab: Command, tmp_path: Path) -> None:
     """Stopped by SIGTERM and then killed, it writes the rows of an uninterrupted run in worker processes."""
-    words = [*TINY_DREAMER, *QUIET, "evaluation.imagination=false", "logging.every=40", "checkpoint.every=80"]
-    words += ["training.total_timesteps=400", "evaluation.every=200", "environment.num_envs=2"]
+    words = [*TINY_DREAMER, *QUIET, "evaluation.imagination=false", "logging.every=24", "checkpoint.every=48"]
+    words += ["training.total_timesteps=240", "environment.num_envs=2"]
     code, _, errors = rl_lab("train", *words, "environment.backend=process", "run_root=whole")
     assert code == 0, errors
     with nodes(2) as cluster:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
+from tests.overrides import QUIET, TINY_DREAMER
+from tests.runs import rows
 
 from rl_lab.components.world_models.base import LatentState
 from rl_lab.components.world_models.rssm import BlockRSSM
@@ -73,6 +76,36 @@ def test_an_edited_line_changes_the_core_and_the_kernel_steps_aside(
     assert not torch.allclose(plain, next_deter(seeded(BlockRSSM)))
     kernel = next(kernel for kernel in KERNELS if kernel.name == "BlockRSSM.observe")
     assert registry.reason_against(kernel, seeded(BlockRSSM)) == "BlockRSSM.activate was edited"
+
+
+MY_DREAMER = """
+from rl_lab.workflows.dreamer_v3 import DreamerV3
+
+class MyDreamer(DreamerV3):
+    loss_names = (*DreamerV3.loss_names, "small_embedding")
+
+    def world_model_losses(self, filtered, data):
+        losses, metrics = super().world_model_losses(filtered, data)
+        return losses | {"small_embedding": filtered.embed.square().mean()}, metrics
+"""
+
+
+def test_a_loss_with_a_new_name_is_scaled_in_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/dreamer_v3.md says: a name in the class, a scale in the configuration."""
+    (tmp_path / "my_dreamer_lab.py").write_text(MY_DREAMER)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("rl_lab.metrics.report.write_report", lambda folder: folder / "report.html")
+    outcome = run_training([
+        *TINY_DREAMER, *QUIET, "workflow._target_=my_dreamer_lab.MyDreamer", "evaluation.imagination=false",
+        "logging.every=40", "+workflow.loss_scales.small_embedding=7.0", "evaluation.final_episodes=1",
+        "evaluation.episodes=1", f"run_root={tmp_path}",
+    ])  # fmt: skip
+    scales = yaml.safe_load((outcome.folder / "config.yaml").read_text())["workflow"]["loss_scales"]
+    seen = [row for row in rows(outcome.folder) if "train/loss/total" in row]
+    assert seen
+    for row in seen:
+        total = sum(scale * row[f"train/loss/{name}"] for name, scale in scales.items())
+        assert row["train/loss/total"] == pytest.approx(total, rel=1e-4)
 
 
 def test_yaml_selects_the_subclass(my_rssm: type[BlockRSSM], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

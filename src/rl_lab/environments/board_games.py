@@ -32,14 +32,22 @@ class BoardGame(gymnasium.Env):
     length: ClassVar[int]
     actions: ClassVar[int]
 
-    def __init__(self, *, opponent: Opponent = "self", depth: int = 4, render_mode: str | None = None) -> None:
-        if opponent not in ("self", "random", "minimax") or depth < 1:
+    def __init__(
+        self,
+        *,
+        opponent: Opponent = "self",
+        depth: int = 4,
+        random_moves: int = 0,  # at most so many open a game
+        render_mode: str | None = None,
+    ) -> None:
+        self.cells = self.rows * self.columns
+        if opponent not in ("self", "random", "minimax") or depth < 1 or not 0 <= random_moves < self.cells:
             raise ConfigError(
-                f"environment.kwargs: opponent={opponent!r}, depth={depth}: expected self, random or minimax, and a "
-                "depth of at least 1."
+                f"environment.kwargs: opponent={opponent!r}, depth={depth}, random_moves={random_moves}: expected "
+                f"self, random or minimax, a depth of at least 1, and 0 to {self.cells - 1} random moves."
             )
         self.opponent, self.depth, self.render_mode = opponent, depth, render_mode
-        self.cells = self.rows * self.columns
+        self.random_moves = random_moves
         self._lines = winning_lines(self.rows, self.columns, self.length)
         board = spaces.Box(-1, 1, (self.rows, self.columns), np.int8)
         self.observation_space = spaces.Dict({"board": board, MASK: spaces.MultiBinary(self.actions)})
@@ -73,6 +81,8 @@ class BoardGame(gymnasium.Env):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.own = self.other = 0
+        if self.random_moves:
+            self._open()
         self.agent_is_second = self.opponent != "self" and bool(self.np_random.integers(2))
         if self.agent_is_second:
             self._move(self.choose())
@@ -96,6 +106,17 @@ class BoardGame(gymnasium.Env):
         self.own, self.other = other, own
         won = self.wins(own, cell)
         return float(won), won or self.is_full(own, other)
+
+    def _open(self) -> None:
+        """Up to `random_moves` moves at random that end nothing: from there self-play learns of positions that it would
+        not come to by itself."""
+        for _ in range(int(self.np_random.integers(self.random_moves + 1))):
+            taken = self.own | self.other
+            cells = [(action, self.cell(action, taken)) for action in self.legal(self.own, self.other)]
+            quiet = [action for action, cell in cells if cell is not None and not self.wins(self.own | 1 << cell, cell)]
+            if len(cells) == 1 or not quiet:
+                return
+            self._move(quiet[int(self.np_random.integers(len(quiet)))])
 
     def _observe(self) -> dict[str, np.ndarray]:
         bits = np.arange(self.cells)

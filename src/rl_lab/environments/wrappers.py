@@ -72,7 +72,7 @@ class WithoutPictures(gymnasium.Wrapper):
     """An environment that cannot return pictures; its own render() might open a window."""
 
     def render(self) -> None:
-        return None
+        raise NotImplementedError("it refuses render_mode='rgb_array'")
 
 
 def _is_image(space: spaces.Space) -> bool:

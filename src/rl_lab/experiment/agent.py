@@ -119,7 +119,6 @@ def load_run(
         components=model.components,
         controllers=model.controllers,
         autocast_dtype=autocast_dtype,
-        kernels=settings.training.kernels,
     )
     model.workflow.initialize(context)
     if planner is not None and getattr(model.workflow, "planner", None) is None:

@@ -102,7 +102,6 @@ def _build(prepared: Prepared, run: RunDirectory, opened: list[Any]) -> Experime
         checkpoints=checkpoints,
         metrics=logger,
         compile=compiling,
-        kernels=settings.training.kernels,
         overlap=overlap,
         autocast_dtype=autocast_dtype,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +89,6 @@ class WorkflowContext:
     metrics: MetricsSink | None = None
     global_step: int = 0
     compile: bool = False  # training.compile resolved against the device
-    kernels: Literal["auto", "off"] = "auto"  # training.kernels
     overlap: bool = False  # the training environments step while updates run (training.overlap)
     autocast_dtype: torch.dtype | None = None  # bf16 compute on CUDA, None: float32
 
