@@ -45,7 +45,7 @@ def generation(workflow: Any, vectors: torch.Tensor, rows: int) -> tuple[np.ndar
     wall, cpu, returns = time.perf_counter(), time.process_time(), []
     for start in range(0, len(members), rows):
         part = slice(start, start + rows)
-        returns.append(workflow._play(vectors, members[part], episodes[part]).returns)
+        returns.append(workflow.game.play(vectors, members[part], episodes[part], generation=0).returns)
     return np.concatenate(returns), time.perf_counter() - wall, time.process_time() - cpu
 
 

@@ -134,18 +134,18 @@ def _task_panel(name: str, results: list[dict[str, Any]]) -> curves.Panel:
 
 
 def atari_table() -> str:
-    """The games that we have at 100k env steps, beside every method whose authors published theirs."""
+    """The games that we have at 100k env steps across; down ours and every method whose authors published theirs."""
     record = published("atari100k")
-    rows = []
+    ours: dict[str, dict[str, Any]] = {}
     for result in all_results(RESULTS):
         game = re.fullmatch(r"ALE/(.+)-v5", result["protocol"]["environment"])
-        if game is None or max(run["env_steps"] for run in result["rows"]) > 1.01 * ATARI_STEPS:
-            continue
-        scores = [run["return_mean"] for run in result["rows"]]
-        ours = f"{fmean(scores):,.1f} ({len(scores)})"
-        others = [f"{record[name][game[1]]:,.1f}" for name in ATARI_METHODS]
-        rows.append([game[1], f"`{result['experiment']}`", ours, *others])
-    return _table(["Game", "Experiment", "Ours (seeds)", *ATARI_METHODS.values()], rows)
+        if game is not None and max(run["env_steps"] for run in result["rows"]) <= 1.01 * ATARI_STEPS:
+            ours[game[1]] = result
+    games = sorted(ours)
+    cells = [f"{summary(ours[game])}, {len(ours[game]['rows'])} seeds".replace(" 1 seeds", " 1 seed") for game in games]
+    rows = [["**RL Lab**", *(f"{cell}: `{ours[game]['experiment']}`" for cell, game in zip(cells, games, strict=True))]]
+    rows += [[label, *(f"{record[name][game]:,.0f}" for game in games)] for name, label in ATARI_METHODS.items()]
+    return _table(["", *games], rows)
 
 
 # MinAtar --------------------------------------------------------------------------------------------------------------

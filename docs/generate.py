@@ -78,7 +78,7 @@ def contents() -> dict[str, str]:
     parts |= {"point maze": point_maze_table(ROOT / "results"), "detour": detour_table(ROOT / "results")}
     parts |= {"diffusion planner": diffusion_planner_table(ROOT / "results" / "matrix" / "diffusion_planner.json")}
     parts |= {
-        "world models temperatures": temperature_table(ROOT / "results" / "og_wm_dream_temperatures.json"),
+        "world models temperatures": temperature_table(ROOT / "results"),
         "world models car racing": car_racing_table(ROOT / "results"),
         "speed evolution": generation_table(speed / "evolution.json"),
         "speed car racing": backends_table(speed / "car_racing.json"),

@@ -17,20 +17,23 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def temperature_table(path: Path) -> str:
-    """Of og_wm_dream_temperatures: the score in the dream and in the game, after the search in that dream."""
-    result = read(path)
-    if result is None:
-        return MISSING
+def temperature_table(folder: Path) -> str:
+    """Of og_wm_dream_temperatures: the score in the dream and in the game, after the search in that dream; and of
+    og_wm_game, whose search was in the game."""
     rows = []
-    for phase in result["config"]["training"]["phases"]:
-        if "evolve" not in str(phase["workflow_hooks"]):
-            continue
-        temperature = phase["options"].get("temperature")
-        name = "in the game" if temperature is None else f"in the dream, τ = {temperature:g}"
-        scores = (mean(result, phase["name"], key) for key in ("workflow/dream_return_mean", "eval/return_mean"))
-        rows.append([name, str(phase["duration_cycles"]), *(score or "" for score in scores)])
-    return table(["Evolved", "Generations", "Virtual score", "Real score"], rows)
+    if (result := read(folder / "og_wm_dream_temperatures.json")) is not None:
+        searches = [phase for phase in result["config"]["training"]["phases"] if "evolve" in str(phase)]
+        for phase in sorted(searches, key=lambda phase: phase["options"]["temperature"]):
+            rows.append([f"in the dream, τ = {phase['options']['temperature']:g}", *scores(result, phase)])
+    if (result := read(folder / "og_wm_game.json")) is not None:
+        rows.append(["in the game", *scores(result, result["config"]["training"]["phases"][-1])])
+    return table(["Evolved", "Generations", "Virtual score", "Real score"], rows) if rows else MISSING
+
+
+def scores(result: dict[str, Any], phase: dict[str, Any]) -> list[str]:
+    """Generations of a phase, and the returns in dream and game that it ended with."""
+    keys = ("workflow/dream_return_mean", "eval/return_mean")
+    return [str(phase["duration_cycles"]), *(mean(result, phase["name"], key) or "" for key in keys)]
 
 
 def car_racing_table(folder: Path) -> str:
@@ -46,10 +49,10 @@ def car_racing_table(folder: Path) -> str:
             for part in ("loss", "loss_if_nothing_changed", "loss_shuffled_actions", "share_better")
         ]
         runs = result["rows"]
-        scores = ", ".join(f"{run['return_mean']:.0f} ± {run['return_std']:.0f}" for run in runs)
+        returns = ", ".join(f"{run['return_mean']:.0f} ± {run['return_std']:.0f}" for run in runs)
         generations = mean(result, "C", "workflow/generation", digits=0) or ""
         minutes = f"{fmean(run['wall_s'] for run in runs) / 60:.0f} min, {runs[0]['device']}"
-        rows.append([f"`{name}`", " + ".join(vision), *memory, generations, scores, minutes])
+        rows.append([f"`{name}`", " + ".join(vision), *memory, generations, returns, minutes])
     head = ["Experiment", "V: reconstruction + KL", "M: loss", "nothing changes", "other actions", "share better"]
     return table([*head, "Generations", "Return of 100 episodes", "Time"], rows) if rows else MISSING
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from rl_lab.experiment.train import run_training
 from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.records import BatchSpec
 from rl_lab.workflows.context import PhaseSteps, PhaseView
-from rl_lab.workflows.world_models import LOG_VARIANCE, MEAN, WorldModels
+from rl_lab.workflows.world_models import WorldModels
+from rl_lab.workflows.world_models_codes import LOG_VARIANCE, MEAN
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,8 @@ def test_all_phases_leave_their_traces(run: Path) -> None:
     names = ("picture.png", "reconstructions.png", "samples.png", "traversals.png", "dream.png", "dream.mp4")
     assert all((run / "imagination" / name).is_file() for name in names)
     report = (run / "report.html").read_text()
-    assert all(f"<h2>{title}</h2>" in report for title in ("Evolution", "What the model sees"))
+    assert all(f"<h2>{title}</h2>" in report for title in ("V and M", "Evolution", "What the model sees"))
+    assert all(text in report for text in ("V: squared error of an image", "Share of entries", "return in its dream"))
 
 
 def test_the_agent_of_a_run_acts(run: Path) -> None:
@@ -200,7 +203,7 @@ def test_encode_writes_the_code_of_every_frame_once(workflow: WorldModels) -> No
         expected = workflow.representation.encode({"image": torch.from_numpy(stored["observation.image"])})
     np.testing.assert_allclose(stored[MEAN].astype(np.float32), expected.mean, atol=2e-3)
     np.testing.assert_allclose(stored[LOG_VARIANCE].astype(np.float32), expected.log_variance, atol=2e-3)
-    assert len(workflow._starts.mean) == stored["is_first"].sum()
+    assert len(workflow.codes.starts.mean) == stored["is_first"].sum()
 
 
 def test_the_loss_of_m_looks_one_step_ahead_and_not_across_episodes(workflow: WorldModels) -> None:
@@ -213,7 +216,7 @@ def test_the_loss_of_m_looks_one_step_ahead_and_not_across_episodes(workflow: Wo
     torch.manual_seed(0)
     losses = workflow.memory_losses(batch)
     torch.manual_seed(0)
-    latent, action = workflow._draw_latents(batch), workflow.codec.encode(batch.action)
+    latent, action = workflow.codes.of(batch).sample(), workflow.codec.encode(batch.action)
     total, reward_error, count = 0.0, 0.0, 0
     for b in range(3):
         memory = workflow.dynamics.initial(1)
@@ -233,11 +236,9 @@ def test_the_loss_of_m_looks_one_step_ahead_and_not_across_episodes(workflow: Wo
 def test_a_batched_generation_is_what_its_members_play_one_by_one(workflow: WorldModels) -> None:
     """All members of a generation meet the same episodes; batching changes nothing but the time it takes."""
     vectors = torch.randn(4, workflow.policy.size)
-    together = [workflow._play(vectors, np.array([m]), np.array([0])).returns[0] for m in range(4)]
-    parts = [
-        workflow._play(vectors, np.arange(start, min(start + 3, 4)), np.zeros(min(3, 4 - start), int))
-        for start in (0, 3)
-    ]
+    play = partial(workflow.game.play, vectors, generation=0)
+    together = [play(np.array([m]), np.array([0])).returns[0] for m in range(4)]
+    parts = [play(np.arange(start, min(start + 3, 4)), np.zeros(min(3, 4 - start), int)) for start in (0, 3)]
     np.testing.assert_array_equal(together, np.concatenate([part.returns for part in parts]))
 
 
@@ -259,11 +260,11 @@ def test_a_population_in_one_batch_is_at_least_five_times_as_fast(tmp_path: Path
         experiment = build(prepare([*overrides, f"run_root={folder}"]), RunDirectory.create(folder, "tiny", 0))
         workflow: Any = experiment.orchestrator.workflow
         vectors = torch.randn(32, workflow.policy.size, generator=torch.Generator().manual_seed(0))
-        workflow._evolution_envs()
+        assert workflow.game.envs
         began, returns = time.process_time(), []
         for start in range(0, 128, count):
             part = slice(start, start + count)
-            returns.append(workflow._play(vectors, members[part], episodes[part]).returns)
+            returns.append(workflow.game.play(vectors, members[part], episodes[part], generation=0).returns)
         seconds[count] = time.process_time() - began
         experiment.orchestrator.close()
     assert seconds[1] >= 5.0 * seconds[128], seconds
@@ -287,6 +288,9 @@ M, EVOLVE = ("update_world_model", {"model": "M"}), ("evolve", {})
         ([COLLECT, V, ENCODE, ("evolve", {"dream": True})], "plays inside M"),
         ([COLLECT, V, ENCODE, ("evaluate_dream", {})], "plays inside M"),
         ([COLLECT, ("evolve", {"dreams": True})], "Did you mean 'dream'"),
+        ([COLLECT, V, ENCODE, M, ("evolve", {"dream": 1})], "dream must be true or false, got 1"),
+        ([COLLECT, V, ENCODE, M, ("evolve", {"temperature": "hot"})], "at least 0, got 'hot'"),
+        ([COLLECT, V, ENCODE, M, ("evolve", {"episodes": 0.5})], "at least 1, got 0.5"),
     ],
 )  # fmt: skip
 def test_an_order_that_cannot_work_is_refused(phases: list[tuple[str, dict[str, Any]]], message: str) -> None:

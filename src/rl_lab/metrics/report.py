@@ -12,7 +12,7 @@ import numpy as np
 from rl_lab.metrics import report_sections as sections
 from rl_lab.metrics.console import duration
 from rl_lab.metrics.page import facts, figure_number, folded, page, preformatted, section
-from rl_lab.metrics.report_models import evolution, illustrations
+from rl_lab.metrics.report_models import evolution, illustrations, stages
 from rl_lab.metrics.run_files import EVAL_RETURN, RunFiles, number, read_run
 
 _BADGES = {"completed": "good", "running": "warn", "interrupted": "warn", "failed": "bad"}
@@ -36,6 +36,7 @@ def render_report(run: RunFiles) -> str:
             _header(run),
             sections.learning_curve(run),
             sections.videos(run),
+            stages(run),
             evolution(run),
             sections.imagination(run),
             illustrations(run),

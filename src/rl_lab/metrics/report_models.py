@@ -8,10 +8,20 @@ from typing import Any
 import numpy as np
 
 from rl_lab.metrics.charts import COLOURS, Panel, Series, svg_chart
-from rl_lab.metrics.page import both_widths, media, section
-from rl_lab.metrics.run_files import RunFiles, number
+from rl_lab.metrics.page import both_widths, figure_number, media, section, table
+from rl_lab.metrics.run_files import EVAL_RETURN, RunFiles, number
 
 FITNESS = "workflow/fitness_mean"
+DREAM_RETURN = "workflow/dream_return_mean"
+QUALITIES = (  # of World Models' V and M: the name of a metric, and what it says
+    ("train/loss/v_reconstruction", "V: squared error of an image, summed over its pixels"),
+    ("train/loss/v_kl", "V: KL divergence of a code, in nats"),
+    ("workflow/active_dimensions", "Entries of the code that V uses"),
+    ("workflow/m_loss", "M: loss of the next code, in nats for each of those entries"),
+    ("workflow/m_loss_if_nothing_changed", "the same of a forecast that the code stays as it is"),
+    ("workflow/m_loss_shuffled_actions", "M with the actions of other sequences"),
+    ("workflow/m_share_better", "Share of entries in which M beats the forecast that nothing changes"),
+)
 
 
 def evolution(run: RunFiles) -> str:
@@ -35,7 +45,31 @@ def evolution(run: RunFiles) -> str:
         "The fitness of the population: the mean return over a member's episodes, which are the same for all members "
         "of a generation. In a dream it is what the model pays, which may be more than the game does; evaluations tell."
     )
-    return section("Evolution", chart, text=text)
+    return section("Evolution", chart, _dream_and_game(run), text=text)
+
+
+def _dream_and_game(run: RunFiles) -> str:
+    """A table of the returns that the controller ended each phase with, where one was played in a dream."""
+    dreamed = _last_by_phase(run, DREAM_RETURN)
+    played = _last_by_phase(run, EVAL_RETURN)
+    rows = [(phase, figure_number(value), figure_number(played.get(phase))) for phase, value in dreamed.items()]
+    return table(("phase", "return in its dream", "return in the game"), rows) if rows else ""
+
+
+def _last_by_phase(run: RunFiles, name: str) -> dict[str, float]:
+    found = ((str(row.get("phase", "")), number(row.get(name))) for row in run.rows)
+    return {phase: value for phase, value in found if value is not None}
+
+
+def stages(run: RunFiles) -> str:
+    """How good the separately trained V and M of World Models are, in the numbers that they ended with."""
+    rows = []
+    for name, text in QUALITIES:
+        values = [value for row in run.rows if (value := number(row.get(name))) is not None]
+        if values:
+            rows.append((text, figure_number(values[-1])))
+    text = "A good score of the controller does not prove that M is a good model: these figures tell."
+    return section("V and M", table(("measure", "value"), rows), text=text) if rows else ""
 
 
 def _values(rows: list[dict[str, Any]], name: str) -> np.ndarray:

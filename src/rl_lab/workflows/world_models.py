@@ -11,7 +11,7 @@ both that evolution finds, in the game or inside M's dream. The phases of a run 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,35 +23,23 @@ from rl_lab.components.actors.flat import FlatController
 from rl_lab.components.actors.held_actions import HeldActions
 from rl_lab.components.dynamics.mdn_rnn import MDNRNN, MemoryState, Prediction
 from rl_lab.components.evolution.base import EvolutionStrategy
-from rl_lab.components.evolution.trials import Played, Trials, dream_episodes, play_episodes
-from rl_lab.components.representations.base import Encoding, Representation
-from rl_lab.components.representations.conv_vae import gaussian_kl
-from rl_lab.environments.base import VectorEnv, episode_seed
+from rl_lab.components.evolution.trials import Trials
+from rl_lab.components.representations.base import Representation
+from rl_lab.components.representations.conv_vae import ACTIVE_KL, gaussian_kl
 from rl_lab.errors import ConfigError
 from rl_lab.losses.forecasts import forecast_quality
 from rl_lab.metrics.values import Metrics
 from rl_lab.nn.flat_adam import FlatAdam
-from rl_lab.records import (
-    OBSERVATION_PREFIX,
-    BatchSpec,
-    FieldSpec,
-    Illustration,
-    ImaginedRollout,
-    Observation,
-    SequenceBatch,
-    split_observation,
-)
+from rl_lab.records import BatchSpec, FieldSpec, Illustration, ImaginedRollout, Observation, SequenceBatch
 from rl_lab.simulation.mdn_rnn import DreamState, MDNSimulator
 from rl_lab.workflows.base import AgentState, Mode, Workflow
 from rl_lab.workflows.context import HookResult, PhaseSteps, PhaseView, WorkflowContext
-from rl_lab.workflows.world_models_phases import check_order
+from rl_lab.workflows.world_models_codes import LOG_VARIANCE, MEAN, Codes
+from rl_lab.workflows.world_models_phases import check_dreams, check_order
 from rl_lab.workflows.world_models_pictures import code_pictures, dream_film, open_loop
+from rl_lab.workflows.world_models_play import DreamedGame, Game
 
-Model = Literal["V", "M"]
-MEAN, LOG_VARIANCE = "latent.mean", "latent.log_variance"  # fields of the records, written by `encode`
-STARTS = 1000  # first frames that dreams begin with
 DREAM_EPISODES = 100  # that `evaluate_dream` plays
-ACTIVE_KL = 0.05  # nats: a dimension with less carries nothing
 
 
 class WorldModels(Workflow):
@@ -78,11 +66,11 @@ class WorldModels(Workflow):
         temperature: float = 1.0,  # of the dream: above 1 it is less certain, and harder to cheat
         dream_horizon: int = 1_000,
     ) -> None:
-        if min(frames, sequences, encode_records, episodes, evolution_envs, dream_horizon) < 1 or sequence_length < 2:
-            raise ConfigError(
-                "frames, sequences, encode_records, episodes, evolution_envs and dream_horizon must be at least 1, "
-                f"sequence_length at least 2 (got {sequence_length})."
-            )
+        counts = {"frames": frames, "sequences": sequences, "encode_records": encode_records, "episodes": episodes}
+        counts |= {"evolution_envs": evolution_envs, "dream_horizon": dream_horizon, "sequence_length": sequence_length}
+        for name, count in counts.items():
+            if count < (least := 2 if name == "sequence_length" else 1):
+                raise ConfigError(f"{name}={count}: expected at least {least}.")
         if temperature < 0.0:
             raise ConfigError(f"temperature={temperature}: expected 0 (no chance at all) or more.")
         self.frames, self.sequences, self.sequence_length = frames, sequences, sequence_length
@@ -102,29 +90,23 @@ class WorldModels(Workflow):
         self.codec = ActionCodec(context.action_spec)
         self.strategy.start(size=self.policy.size, seed=context.seed)
         self.trials = Trials()
-        self._envs: VectorEnv | None = None
         self._evolving = ""  # the phase that evolved last
-        self._encoded = 0  # records that the running `encode` has passed
-        self._starts = Encoding(*torch.zeros(2, 0, self.representation.latent_size, device=context.device))
         self.simulator = MDNSimulator(
             representation=self.representation, dynamics=self.dynamics, temperature=self.temperature,
             samples=self.sample_latents,
         )  # fmt: skip
         context.simulator.attach(self.simulator)
-        self._check_dreams(context.config)
+        self.codes = Codes(self.representation, keys=list(context.observation_spec), device=context.device)
+        self.game = Game(
+            context.make_envs, num_envs=min(self.evolution_envs, self.strategy.population * self.episodes),
+            dynamics=self.dynamics, control=self._control, codec=self.codec, seed=context.seed, patience=self.patience,
+        )  # fmt: skip
+        self.dreamed_game = DreamedGame(self.simulator, self.policy, self.codes, horizon=self.dream_horizon)
+        check_dreams(context.config, dream=self.dream, dynamics=self.dynamics)
         if context.optimizers:
             trains = self.representation.trains
             self.vision_optimizer = context.optimizer("representation", FlatAdam) if trains else None
             self.memory_optimizer = context.optimizer("dynamics", FlatAdam)
-
-    def _check_dreams(self, config: Mapping[str, Any]) -> None:
-        phases = config.get("training", {}).get("phases") or ()
-        dreams = self.dream or any((phase.get("options") or {}).get("dream") for phase in phases)
-        if dreams and self.dynamics.reward is None and self.dynamics.terminal is None:
-            raise ConfigError(
-                "dream: true: M predicts neither rewards nor the end of an episode, so all controllers look alike in "
-                "its dream. Set components.dynamics.reward=true or components.dynamics.terminal=true."
-            )
 
     # Acting -----------------------------------------------------------------------------------------------------------
 
@@ -135,11 +117,11 @@ class WorldModels(Workflow):
 
     @torch.no_grad()
     def act(self, observation: Observation, state: AgentState, *, mode: Mode = "eval") -> tuple[np.ndarray, AgentState]:
-        action, memory = self._control(observation, MemoryState(state["hidden"], state["cell"]), None)
+        action, memory = self._control(observation, MemoryState(state["hidden"], state["cell"]))
         return self.codec.decode(action).cpu().numpy(), state | memory._asdict()
 
     def _control(
-        self, observation: Observation, memory: MemoryState, vectors: Tensor | None
+        self, observation: Observation, memory: MemoryState, vectors: Tensor | None = None
     ) -> tuple[Tensor, MemoryState]:
         """a_t = C([z_t, h_t]), then h_{t+1} = M(h_t, [z_t, a_t]): C sees the memory from before this frame."""
         seen = {key: torch.as_tensor(value, device=self.context.device) for key, value in observation.items()}
@@ -156,75 +138,54 @@ class WorldModels(Workflow):
         return self.codec.decode(action).cpu().numpy(), state | held
 
     def record_specs(self) -> dict[str, FieldSpec]:
-        code = FieldSpec((self.representation.latent_size,), "float16")
-        return {MEAN: code, LOG_VARIANCE: code}
+        return self.codes.specs
 
     # V: vision --------------------------------------------------------------------------------------------------------
 
     def batch_spec(self) -> BatchSpec:
         """Sequences for M. Their frames are not read: what `encode` wrote is enough."""
-        fields = (MEAN, LOG_VARIANCE)
-        return BatchSpec(self.sequences, self.sequence_length, fields=fields, device=str(self.context.device))
+        codes, device = (MEAN, LOG_VARIANCE), str(self.context.device)
+        return BatchSpec(self.sequences, self.sequence_length, fields=codes, device=device)
 
     def phase_batch_spec(self, phase: PhaseView) -> BatchSpec:
         if phase.options.get("model") != "V":
             return self.batch_spec()
-        fields = tuple(OBSERVATION_PREFIX + key for key in self.context.observation_spec)
-        return BatchSpec(self.frames, 1, fields=fields, device=str(self.context.device))
+        return BatchSpec(self.frames, 1, fields=tuple(self.codes.fields), device=str(self.context.device))
 
     def update_world_model(self, batch: SequenceBatch, *, phase: PhaseView) -> Metrics:
         """One gradient step of V or M, as the phase's `options.model` says."""
         if phase.options.get("model") == "V":
-            losses, optimizer = self.representation.losses(batch.observation), self.vision_optimizer
+            name, optimizer, losses = "v", self.vision_optimizer, self.representation.losses(batch.observation)
         else:
-            losses, optimizer = self.memory_losses(batch), self.memory_optimizer
+            name, optimizer, losses = "m", self.memory_optimizer, self.memory_losses(batch)
         assert optimizer is not None
         total = losses.pop("total")
         optimizer.zero_grad()
         total.backward()
         optimizer.step(loss=total)
-        name = "v" if phase.options.get("model") == "V" else "m"
-        metrics: dict[str, Any] = {
-            f"loss/{name}": total.detach(),
-            f"optimizer/{name}_grad_norm": optimizer.last_grad_norm,
-        }
-        return metrics | {f"loss/{name}_{part}": value.detach() for part, value in losses.items()}
+        metrics = {f"loss/{name}_{part}": value.detach() for part, value in losses.items()}
+        return metrics | {f"loss/{name}": total.detach(), f"optimizer/{name}_grad_norm": optimizer.last_grad_norm}
 
     def batch_losses(self, batch: SequenceBatch) -> Mapping[str, Tensor]:
         return self.memory_losses(batch) if MEAN in batch.extras else self.representation.losses(batch.observation)
 
     # The codes --------------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def encode(self, *, phase: PhaseView) -> HookResult:
-        """Write the code of every stored frame beside it, a part in each call: mean and log-variance, not a sample, so
-        that M sees another draw each time. The first frames of episodes are kept: dreams begin with them."""
+        """Write the code of every stored frame beside it, a part in each call."""
         assert phase.data_source is not None
         source = self.context.data_sources[phase.data_source]
-        names = [OBSERVATION_PREFIX + key for key in self.context.observation_spec]
-        if self._encoded == 0:
-            self._starts = Encoding(*(part[:0] for part in self._starts))
-        part = source.scan(start=self._encoded, count=self.encode_records, fields=[*names, "is_first"])
-        seen, _ = split_observation(part.fields)
-        tensors = {key: torch.as_tensor(value, device=self.context.device) for key, value in seen.items()}
-        encoding = self.representation.encode(tensors)
-        source.update(part.indices, {MEAN: encoding.mean, LOG_VARIANCE: encoding.log_variance})
-        first = torch.as_tensor(part.fields["is_first"], device=self.context.device)
-        known = zip(self._starts, encoding, strict=True)
-        self._starts = Encoding(*(torch.cat([old, new[first]])[:STARTS] for old, new in known))
-        self._encoded += len(part.indices)
-        if self._encoded < len(source):
+        if not self.codes.write(source, count=self.encode_records):
             return HookResult(finished=False)
-        metrics = {"encoded_records": float(self._encoded), "dream_starts": float(len(self._starts.mean))}
-        self._encoded = 0
-        return HookResult(metrics, log=True)
+        starts = float(len(self.codes.starts.mean))
+        return HookResult({"encoded_records": float(len(source)), "dream_starts": starts}, log=True)
 
     # M: memory --------------------------------------------------------------------------------------------------------
 
     def memory_losses(self, batch: SequenceBatch) -> dict[str, Tensor]:
         """-log p(z_{t+1} | z_t, a_t, h_t), the mean over dimensions and over the steps that have a successor; the
         cross-entropy of the episode's end and half the squared error of the reward, where M predicts them."""
-        latent, valid = self._draw_latents(batch), (~batch.is_last[:, :-1]).float()
+        latent, valid = self.codes.of(batch).sample(), (~batch.is_last[:, :-1]).float()
         prediction = self._predict(latent, self.codec.encode(batch.action), batch)
         total = valid.sum().clamp(min=1.0)
         likelihood = prediction.latent.log_prob(latent[:, 1:]).mean(-1)
@@ -239,10 +200,6 @@ class WorldModels(Workflow):
             losses["terminal"] = (weight * entropy).sum() / total
         return {"total": torch.stack([*losses.values()]).sum(), **losses}
 
-    def _draw_latents(self, batch: SequenceBatch) -> Tensor:
-        """A fresh draw from the stored codes, [batch, time, latent]."""
-        return Encoding(batch.extras[MEAN].float(), batch.extras[LOG_VARIANCE].float()).sample()
-
     def _predict(self, latent: Tensor, action: Tensor, batch: SequenceBatch) -> Prediction:
         """Prediction of each record's successor, [batch, time - 1]; meaningless after the last record of an episode."""
         return self.dynamics.predict(self.dynamics(latent[:, :-1], action[:, :-1], batch.is_first[:, :-1]))
@@ -255,10 +212,9 @@ class WorldModels(Workflow):
         batch = self.context.data_sources[phase.data_source].sample(self.batch_spec())
         assert isinstance(batch, SequenceBatch)
         action = self.codec.encode(batch.action)
-        latent, valid = self._draw_latents(batch), (~batch.is_last[:, :-1]).float()
+        latent, valid = self.codes.of(batch).sample(), (~batch.is_last[:, :-1]).float()
         prediction, shuffled = (self._predict(latent, other, batch) for other in (action, action.roll(1, 0)))
-        code = Encoding(batch.extras[MEAN].float(), batch.extras[LOG_VARIANCE].float())
-        active = gaussian_kl(code).mean((0, 1)) > ACTIVE_KL
+        active = gaussian_kl(self.codes.of(batch)).mean((0, 1)) > ACTIVE_KL
         metrics = forecast_quality(latent, prediction.latent, shuffled.latent, valid, active)
         return HookResult({name: float(value) for name, value in metrics.items()}, log=True)
 
@@ -276,61 +232,23 @@ class WorldModels(Workflow):
         self.trials.begin(len(vectors), int(phase.options.get("episodes", self.episodes)))
         if phase.options.get("dream", self.dream):
             members, episodes = self.trials.next(self.trials.returns.size)
-            own = vectors[torch.from_numpy(members).to(vectors.device)]
-            played, env_steps = self._dream(own, episodes, phase), 0
+            played = self.dreamed_game.play(vectors, members, episodes, temperature=self._temperature(phase))
         else:
-            members, episodes = self.trials.next(self._evolution_envs().num_envs)
-            played = self._play(vectors, members, episodes)
-            env_steps = played.env_steps
+            members, episodes = self.trials.next(self.game.envs.num_envs)
+            played = self.game.play(vectors, members, episodes, generation=self.strategy.generation)
         self.trials.record(members, episodes, played.returns, played.lengths)
         if not self.trials.complete:
-            return HookResult(env_steps=env_steps, finished=False)
-        return HookResult(self._finish_generation(), env_steps=env_steps, updates=1, log=True)
+            return HookResult(env_steps=played.env_steps, finished=False)
+        return HookResult(self._finish_generation(), env_steps=played.env_steps, updates=1, log=True)
 
-    @torch.no_grad()
-    def _play(self, vectors: Tensor, members: np.ndarray, episodes: np.ndarray) -> Played:
-        """In the game: all members of a generation meet the same episodes, so that luck does not rank them."""
-        envs = self._evolution_envs()
-        rows = np.zeros(envs.num_envs, np.int64)
-        rows[: len(members)] = members
-        chosen, memory = vectors[rows], self.dynamics.initial(envs.num_envs)
-
-        def act(observation: Observation) -> np.ndarray:
-            nonlocal memory
-            action, memory = self._control(observation, memory, chosen)
-            return self.codec.decode(action).cpu().numpy()
-
-        seeds = [episode_seed(self.context.seed, k, self.strategy.generation, "evolution") for k in episodes.tolist()]
-        return play_episodes(envs, seeds, act, patience=self.patience)
-
-    def _evolution_envs(self) -> VectorEnv:
-        if self._envs is None:
-            assert self.context.make_envs is not None
-            most = self.strategy.population * self.episodes
-            self._envs = self.context.make_envs(num_envs=min(self.evolution_envs, most))
-        return self._envs
-
-    def _dream(self, vectors: Tensor | None, episodes: np.ndarray, phase: PhaseView) -> Played:
-        """In M alone: from a first frame of the game, the same for all members, with an empty memory. Row i of
-        `vectors` plays `episodes[i]`; without `vectors` the controller's own parameters play all of them."""
-        count = len(self._starts.mean)
-        if count == 0:
-            raise ConfigError(
-                f"{phase.name}: no first frame is encoded, so no dream can begin. Run `encode` before it."
-            )
-        chosen = torch.randint(count, (int(episodes.max()) + 1,))[torch.from_numpy(episodes)].to(self.context.device)
-        latent = Encoding(*(part[chosen] for part in self._starts)).sample()
-        state = DreamState(latent, *self.dynamics.initial(len(latent)))
-        self.simulator.temperature = float(phase.options.get("temperature", self.temperature))
-        return dream_episodes(
-            self.simulator, state, lambda now: self.policy(self.dynamics.features(now.latent, now.memory), vectors),
-            horizon=self.dream_horizon,
-        )  # fmt: skip
+    def _temperature(self, phase: PhaseView) -> float:
+        return float(phase.options.get("temperature", self.temperature))
 
     @torch.no_grad()
     def evaluate_dream(self, *, phase: PhaseView) -> HookResult:
         """The virtual score: returns of the present controller in the dream, at the phase's temperature."""
-        played = self._dream(None, np.arange(DREAM_EPISODES), phase)
+        episodes = np.arange(DREAM_EPISODES)
+        played = self.dreamed_game.play(None, episodes, episodes, temperature=self._temperature(phase))
         metrics = {"dream_return_mean": float(played.returns.mean()), "dream_return_std": float(played.returns.std())}
         return HookResult(metrics, log=True)
 
@@ -350,9 +268,7 @@ class WorldModels(Workflow):
         }
 
     def close(self) -> None:
-        if self._envs is not None:
-            self._envs.close()
-            self._envs = None
+        self.game.close()
 
     # Looking ----------------------------------------------------------------------------------------------------------
 
@@ -365,20 +281,19 @@ class WorldModels(Workflow):
         if not images:
             return []
         pictures = code_pictures(self.representation, batch, images[0])
-        if len(self._starts.mean):
-            start = DreamState(self._starts.mean[:1], *self.dynamics.initial(1))
+        if len(starts := self.codes.starts.mean):
+            start = DreamState(starts[:1], *self.dynamics.initial(1))
             pictures.append(dream_film(self.simulator, self.policy, start, images[0]))
         return pictures
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"trials": self.trials.state_dict(), "starts": list(self._starts), "encoded": self._encoded}
-        own |= {"evolving": self._evolving}
-        return super().state_dict() | own
+        own = {"trials": self.trials.state_dict(), "evolving": self._evolving}
+        return super().state_dict() | self.codes.state_dict() | own
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.trials.load_state_dict(state["trials"])
-        self._starts = Encoding(*(part.to(self.context.device) for part in state["starts"]))
-        self._encoded, self._evolving = state["encoded"], state["evolving"]
+        self.codes.load_state_dict(state)
+        self._evolving = state["evolving"]

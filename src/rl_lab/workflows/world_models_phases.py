@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any, TypeGuard
 
+from rl_lab.components.dynamics.mdn_rnn import MDNRNN
 from rl_lab.errors import ConfigError, nearest
 from rl_lab.workflows.context import PhaseSteps
 
-OPTIONS = ("model", "dream", "temperature", "episodes", "restart", "untrained")
+FLAGS = ("dream", "restart", "untrained")
+OPTIONS = ("model", "temperature", "episodes", *FLAGS)
 MODELS = ("V", "M")
 
 
@@ -33,16 +37,40 @@ def check_order(phases: Sequence[PhaseSteps], *, dream: bool) -> None:
                 _check_evolve(phase, done, dream=bool(phase.options.get("dream", dream)))
 
 
+def check_dreams(config: Mapping[str, Any], *, dream: bool, dynamics: MDNRNN) -> None:
+    """Refuse to evolve in the dream of an M that cannot tell one controller from another."""
+    phases = config.get("training", {}).get("phases") or ()
+    dreams = dream or any((phase.get("options") or {}).get("dream") for phase in phases)
+    if dreams and dynamics.reward is None and dynamics.terminal is None:
+        raise ConfigError(
+            "dream: true: M predicts neither rewards nor the end of an episode, so all controllers look alike in "
+            "its dream. Set components.dynamics.reward=true or components.dynamics.terminal=true."
+        )
+
+
 def _check_options(phase: PhaseSteps) -> None:
     for key in phase.options:
         if key not in OPTIONS:
             raise ConfigError(f"{phase.place}.options.{key} is not an option of world_models.{nearest(key, OPTIONS)}")
+    place = f"{phase.place}.options"
+    for key in FLAGS:
+        if not isinstance(value := phase.options.get(key, False), bool):
+            raise ConfigError(f"{place}.{key} must be true or false, got {value!r}.")
+    temperature, episodes = phase.options.get("temperature", 1.0), phase.options.get("episodes", 1)
+    if not _is_number(temperature) or temperature < 0:
+        raise ConfigError(f"{place}.temperature must be a number of at least 0, got {temperature!r}.")
+    if not _is_number(episodes) or episodes < 1 or episodes != int(episodes):
+        raise ConfigError(f"{place}.episodes must be a whole number of at least 1, got {episodes!r}.")
     model = phase.options.get("model")
     if "update_world_model" in phase.hooks and model not in MODELS:
         raise ConfigError(
             f"{phase.place}.options.model is {model!r}: say which model update_world_model trains, V (single frames) "
             "or M (their order)."
         )
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
 def _check_update(phase: PhaseSteps, done: set[str]) -> None:

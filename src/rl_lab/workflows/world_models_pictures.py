@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rl_lab.components.actors.flat import FlatController
 from rl_lab.components.representations.base import Representation
-from rl_lab.components.representations.conv_vae import gaussian_kl
+from rl_lab.components.representations.conv_vae import ACTIVE_KL, gaussian_kl
 from rl_lab.records import Illustration, ImaginedRollout, SequenceBatch
 from rl_lab.simulation.mdn_rnn import DreamState, MDNSimulator
 
@@ -74,13 +74,18 @@ def code_pictures(representation: Representation, batch: SequenceBatch, key: str
 def _traversals(representation: Representation, frames: dict[str, Tensor], key: str) -> Illustration:
     """One dimension of one frame's code at a time moves from -3 to 3."""
     code = representation.encode(frames)
-    most = gaussian_kl(code).mean(0).argsort(descending=True)[:TRAVERSED].tolist()
+    used = gaussian_kl(code).mean(0)
+    order = used.argsort(descending=True).tolist()
+    active = [dimension for dimension in order if used[dimension] > ACTIVE_KL]
     middle, rows = code.mean[len(code.mean) // 2], []
-    for dimension in most:
+    for dimension in (active or order)[:TRAVERSED]:
         moved = middle.repeat(COLUMNS, 1)
         moved[:, dimension] = torch.linspace(-3.0, 3.0, COLUMNS)
         rows.append((f"z{dimension}", _shown(representation, moved, key)))
-    text = "One entry of a frame's code at a time, from -3 to 3, the others as they are: the entries that V uses most."
+    text = (
+        "One entry of a frame's code at a time, from -3 to 3, the others as they are: the entries that V uses most. "
+        f"It uses {len(active)} of {len(order)} here."
+    )
     return Illustration("traversals", "What the entries of a code mean", text, rows)
 
 

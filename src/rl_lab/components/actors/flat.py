@@ -33,8 +33,10 @@ class FlatController(nn.Module):
         self.shapes = [(outputs, inputs)] if units == 0 else [(units, inputs), (outputs, units)]
         self.size = sum(rows * (columns + bias) for rows, columns in self.shapes)
         self.vector = nn.Parameter(torch.zeros(self.size))
-        if low is not None and (self.spec.kind == "discrete" or len(low) != outputs):
-            raise ConfigError(f"low={list(low)}: expected one number for each of {outputs} continuous action entries.")
+        if low is not None and self.spec.kind == "discrete":
+            raise ConfigError(f"low={list(low)}: this action is discrete, so it has no least value. Leave low out.")
+        if low is not None and len(low) != outputs:
+            raise ConfigError(f"low={list(low)}: expected one number for each of the {outputs} entries of the action.")
         self.register_buffer(
             "low", torch.full((outputs,), -1.0) if low is None else torch.tensor(low), persistent=False
         )

@@ -32,14 +32,8 @@ class CMAES(EvolutionStrategy):
                 f"sigma={sigma}, growth={growth}, covariance={covariance}: expected a step size above 0, a growth of "
                 "at least 1, and diagonal or full."
             )
-        self.first_population = population
-        self.sigma, self.covariance, self.min_std, self.restarts, self.growth = (
-            sigma,
-            covariance,
-            min_std,
-            restarts,
-            growth,
-        )
+        self.sigma, self.covariance, self.min_std = sigma, covariance, min_std
+        self.first_population, self.restarts, self.growth = population, restarts, growth
 
     def _begin(self) -> None:
         self.population, self.restarted = self.first_population, 0

@@ -68,7 +68,7 @@ class Played(NamedTuple):
 
     returns: np.ndarray  # [row]
     lengths: np.ndarray  # [row] decisions
-    env_steps: int
+    env_steps: int  # in the game; a dream takes none
 
 
 def play_episodes(envs: VectorEnv, seeds: list[int], act: Act, *, patience: int | None = None) -> Played:
@@ -116,5 +116,4 @@ def dream_episodes(
         if not alive.any():
             break
     assert total is not None
-    lengths = length.long().cpu().numpy()
-    return Played(total.double().cpu().numpy(), lengths, int(lengths.sum()))
+    return Played(total.double().cpu().numpy(), length.long().cpu().numpy(), 0)

@@ -22,6 +22,10 @@ class Encoding(NamedTuple):
     def sample(self) -> Float[Tensor, "*lead latent"]:
         return self.mean + torch.exp(0.5 * self.log_variance) * torch.randn_like(self.mean)
 
+    def at(self, index: Tensor | slice) -> Encoding:
+        """The Gaussians that an index of the leading dimensions chooses."""
+        return Encoding(self.mean[index], self.log_variance[index])
+
 
 class Representation(nn.Module, ABC):
     """Learns from single observations, without their order, actions or rewards."""

@@ -12,6 +12,8 @@ from rl_lab.components.representations.base import Encoding, Representation
 from rl_lab.components.representations.images import ConvDecoder, ConvEncoder, ImageKeys, squared_error
 from rl_lab.components.spaces import SpecLike
 
+ACTIVE_KL = 0.05  # nats: a dimension of the code with less carries nothing
+
 
 class ConvVAE(Representation):
     """q(z|x) = N(μ(x), σ²(x)), p(x|z) = decoder. 4,348,547 parameters with the published sizes."""
