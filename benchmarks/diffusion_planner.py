@@ -4,7 +4,7 @@ For each seed an ensemble and a prior learn from the same noisy demonstrations (
 planner plays the same fresh episodes, with few and with many model steps for a decision. The prior alone is β = 0, and
 the prior as a policy, which needs no model at all. Interrupted, the same command goes on with the seeds that FILE does
 not have yet.
-Run it: python benchmarks/diffusion_planner.py [--seeds 1 2 3] [--episodes N] [--json FILE]
+Run it: python benchmarks/diffusion_planner.py [--seeds 4 5 6] [--episodes N] [--json FILE]
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rl_lab.orchestration.run_directory import RunDirectory, git_commit, list_ru
 
 EXPERIMENT = "diffusion_planner_pendulum"
 HORIZON = 20
-BUDGETS = ((8, 2), (32, 3))  # candidates, and rollouts of each: the model steps of a decision are HORIZON times both
+BUDGETS = ((4, 1), (8, 2), (32, 3))  # candidates and rollouts of each; times HORIZON: model steps of a decision
 BETAS = (3.0, 10.0, 30.0)
 PRIOR = "prior as a policy"
 Row = tuple[str | None, dict[str, Any]]  # without a planner the prior plays as a policy
@@ -113,7 +113,7 @@ def measured(seed: int, run_root: Path, episodes: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--run-root", type=Path, default=Path("experiments"), help="where runs are kept")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[4, 5, 6])
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
     parser.add_argument("--json", type=Path, help="where to write the result")

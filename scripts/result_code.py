@@ -91,7 +91,8 @@ def at_commit(commit: str, overrides: tuple[str, ...], folder: Path) -> tuple[Pa
             return None, None
         with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
             archive.extractall(place, filter="data")
-    environment = {**os.environ, "PYTHONPATH": str(place / "src")}
+    paths = os.pathsep.join([str(place / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths}
     command = [sys.executable, "-c", PREPARE, *overrides]
     composed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     config = json.loads(composed.stdout.splitlines()[-1]) if composed.returncode == 0 else None

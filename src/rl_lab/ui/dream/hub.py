@@ -98,8 +98,9 @@ class Dream:
             client.queue.put_nowait(None)
 
     def close(self) -> None:
+        """End the process at once: it has nothing to save, and SDL, which draws some environments, catches SIGTERM."""
+        self.process.kill()
         self.connection.close()
-        self.process.terminate()
 
 
 class Dreams:
