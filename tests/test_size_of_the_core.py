@@ -32,6 +32,6 @@ def test_packages_and_functions_stay_small(benchmark: ModuleType) -> None:
     size = benchmark.source_size()
     assert size["packages"]["nn"]["files"] <= 16
     assert size["packages"]["nn"]["lines"] <= 2_500
-    assert size["packages"]["kernels"]["lines"] <= 3_025
+    assert size["packages"]["kernels"]["lines"] <= 3_000
     assert size["median_lines"] <= 150
     assert not size["long_functions"]

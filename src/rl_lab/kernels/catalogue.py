@@ -68,6 +68,7 @@ DENSE_PARTS = (
 )  # fmt: skip
 
 PLANNERS, MUZERO = "rl_lab.components.planners", "rl_lab.components.muzero"
+SEARCH_RULES = tuple(f"{PLANNERS}.search_rules.{name}" for name in ("PUCT", "GumbelRule"))  # those with kernels
 TREE = (
     "search_tree.Edges.q", "search_tree.Edges.value", "search_tree.SearchTree.select", "search_tree.SearchTree.edges",
     "search_tree.SearchTree.expand", "search_tree.SearchTree._back_up", "search_rules.PUCT.root",

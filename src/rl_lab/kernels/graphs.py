@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import cache, partial, wraps
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rl_lab.kernels.registry import HOOKS, Accelerated
+from rl_lab.kernels.registry import HOOKS, Accelerated, is_installed
 
 Inputs = dict[str, Tensor]
 Outputs = dict[str, Tensor]
@@ -76,7 +75,7 @@ def _step_aside(what: str, error: Exception) -> None:
 def start_compiler() -> None:
     """Start the processes that compile a GPU's kernels side by side. Until they run, one after another is compiled in
     this process; left alone, they start with the first piece and take many seconds."""
-    if torch.cuda.is_available() and find_spec("triton") is not None:
+    if torch.cuda.is_available() and is_installed("triton"):
         from torch._inductor import config
         from torch._inductor.async_compile import maybe_warm_pool
 
@@ -88,7 +87,7 @@ def start_compiler() -> None:
 @cache
 def await_compiler() -> None:
     """Until they run. Where they do not come, the work is done without them."""
-    if torch.cuda.is_available() and find_spec("triton") is not None:
+    if torch.cuda.is_available() and is_installed("triton"):
         from torch._inductor.async_compile import AsyncCompile
 
         with suppress(TimeoutError):

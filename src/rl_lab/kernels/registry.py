@@ -53,9 +53,8 @@ class Decision(NamedTuple):
     reason: str | None  # None: the kernel runs; else why the plain method does
 
     def __str__(self) -> str:
-        if self.reason is None:
-            return f"{self.part}: {self.kernel.backend} kernel"
-        return f"{self.part}: plain, because {self.reason}"
+        path = f"{self.kernel.backend} kernel" if self.reason is None else f"plain, because {self.reason}"
+        return f"{self.part}: {path}"
 
 
 def enable(

@@ -13,19 +13,18 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from rl_lab.kernels.catalogue import SEARCH_RULES
+from rl_lab.kernels.registry import full_name
+
 LEAF = -1  # no child
 SMALLEST = float(np.finfo(np.float32).tiny)
 # Nothing is allocated in here: without reference counts (`_nrt`) the walks take less than half of the time.
 JIT: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
 
 
-RULES = ("rl_lab.components.planners.search_rules.PUCT", "rl_lab.components.planners.search_rules.GumbelRule")
-
-
 def walker(planner: Any, tree: Any, rule: Any) -> CompiledWalker | None:
     """In place of `MCTS._walker`; None where the rule is another one than those that are compiled."""
-    name = f"{type(rule).__module__}.{type(rule).__qualname__}"
-    return CompiledWalker(tree, rule) if name in RULES else None
+    return CompiledWalker(tree, rule) if full_name(type(rule)) in SEARCH_RULES else None
 
 
 class CompiledWalker:
@@ -42,17 +41,15 @@ class CompiledWalker:
         self._links = tuple(tensor.numpy() for tensor in links)
         self._legal = tree.legal.numpy()
         self.is_gumbel = hasattr(rule, "noise")
-        self._rule: tuple[Any, ...]
         if self.is_gumbel:
             considered = np.minimum(self._legal.sum(-1), rule.considered)
             schedule = rule.schedule(tree.actions, tree.legal.device).numpy()[considered]
             low, high = rule.bounds or (0.0, 0.0)
             scales = rule.visit_scale, rule.value_scale, rule.lowest, rule.tiny, float(low), float(high - low)
-            self._rule = rule.noise.numpy(), schedule, scales, np.empty(tree.actions)
+            self._rule: tuple[Any, ...] = rule.noise.numpy(), schedule, scales, np.empty(tree.actions)
         else:
             table = rule.exploration(torch.arange(1.0, tree.simulations + 2.0, dtype=torch.float64)).numpy()
-            by_node = rule.normalization == "node"
-            self._rule = table, by_node, rule.min_spread, rule.tiny
+            self._rule = table, rule.normalization == "node", rule.min_spread, rule.tiny
 
     @property
     def arguments(self) -> tuple[Any, ...]:

@@ -17,14 +17,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rl_lab.kernels.catalogue import SEARCH_RULES
 from rl_lab.kernels.registry import full_name, launch
-
-RULES = ("rl_lab.components.planners.search_rules.PUCT", "rl_lab.components.planners.search_rules.GumbelRule")
 
 
 def walker(planner: Any, tree: Any, rule: Any) -> DeviceWalker | None:
     """In place of `MCTS._walker`; None where the rule is another one than those that have a kernel."""
-    return DeviceWalker(tree, rule) if full_name(type(rule)) in RULES else None
+    return DeviceWalker(tree, rule) if full_name(type(rule)) in SEARCH_RULES else None
 
 
 class DeviceWalker:

@@ -96,9 +96,9 @@ class PosteriorLoops:
         # Columns per program: few while that fills the GPU, more where the weights are large.
         self.deter_columns = power_of_two_in(self.block, max(TILE, min(64, self.deter // 128)))
         self.deter_tiles, self.hidden_tiles = self.deter // self.deter_columns, self.hidden // TILE
-        self.padded = triton.next_power_of_2(shape.classes)
-        self.group_columns = max(TILE, self.padded)
-        self.group_tiles = triton.cdiv(shape.groups * self.padded, self.group_columns)
+        padded = triton.next_power_of_2(shape.classes)
+        self.groups, self.group_columns = {"CLASSES": shape.classes, "PADDED": padded}, max(TILE, padded)
+        self.group_tiles = triton.cdiv(shape.groups * padded, self.group_columns)
 
     def forward(self) -> Path:
         inputs, w, shape, batch = self.inputs, self.weights, self.shape, self.batch
@@ -147,7 +147,7 @@ class PosteriorLoops:
                 kernels.logits_kernel, (self.group_tiles, self.row_tiles),
                 path.posterior_pre[t], posterior_squares, w.posterior_norm, w.logits, w.logits_bias, inputs.noise[t],
                 path.logits[t], path.stoch[t], batch, hidden, shape.groups, shape.unimix, *w.logits.stride(),
-                **self._parts("tiles", self.hidden_tiles), **self._groups(), **self._tiling(hidden, self.group_columns),
+                **self._parts("tiles", self.hidden_tiles), **self.groups, **self._tiling(hidden, self.group_columns),
             )  # fmt: skip
         return path
 
@@ -173,7 +173,7 @@ class PosteriorLoops:
                 inputs_steep, inputs_shares, tables.stoch_drag[later], inputs.keep[later], w.stoch, grad_stoch[t],
                 path.logits[t], grad_logits[t], out.logits[t], batch, hidden, shape.groups, shape.unimix,
                 *w.stoch.t().stride(), **self._parts("tiles", self.hidden_tiles),
-                **self._groups(), **self._tiling(hidden, self.group_columns),
+                **self.groups, **self._tiling(hidden, self.group_columns),
             )  # fmt: skip
             launch(
                 kernels.posterior_gradient_kernel, (self.hidden_tiles, self.row_tiles),
@@ -223,9 +223,6 @@ class PosteriorLoops:
     @staticmethod
     def _part(inner: int, tiling: dict[str, Any]) -> int:
         return power_of_two_in(inner, tiling["PARTS"] * tiling["PART"]) // tiling["PARTS"]
-
-    def _groups(self) -> dict[str, int]:
-        return {"CLASSES": self.shape.classes, "PADDED": self.padded}
 
     @staticmethod
     def _parts(name: str, count: int) -> dict[str, int]:

@@ -91,22 +91,19 @@ def _scan_weights(rssm: Any, dtype: torch.dtype) -> tuple[ScanWeights, Tensor, T
     """The recurrent weights in the scan's layout and dtype; the action's share of the core layer, and the observation's
     share of the posterior layer. Shares are split off together, so that their gradients come back as one tensor."""
     posterior = rssm.posterior_layer.linear.weight
-
-    def cast(x: Tensor) -> Tensor:
-        return x.to(dtype)
-
     own, shared = rssm.core.weight.split([rssm.deter // rssm.blocks, 3 * rssm.hidden], 1)
     from_deter, from_embed = posterior.split([rssm.deter, posterior.shape[1] - rssm.deter], 1)
-    inputs, action = cast(shared.permute(1, 0, 2).reshape(3 * rssm.hidden, rssm.deter)).tensor_split([2 * rssm.hidden])
+    into_core = shared.permute(1, 0, 2).reshape(3 * rssm.hidden, rssm.deter).to(dtype)
+    inputs, action = into_core.tensor_split([2 * rssm.hidden])
     weights = ScanWeights(
-        block=cast(own),
-        dense=cast(torch.cat([from_deter, rssm.deter_layer.linear.weight]).t()),
-        stoch=cast(rssm.stoch_layer.linear.weight.t()),
+        block=own.to(dtype),
+        dense=torch.cat([from_deter, rssm.deter_layer.linear.weight]).t().to(dtype),
+        stoch=rssm.stoch_layer.linear.weight.t().to(dtype),
         inputs=inputs,
-        gates=cast(rssm.gates.weight),
-        gates_bias=cast(rssm.gates.bias),
-        logits=cast(rssm.posterior_logits.weight.t()),
-        logits_bias=cast(rssm.posterior_logits.bias),
+        gates=rssm.gates.weight.to(dtype),
+        gates_bias=rssm.gates.bias.to(dtype),
+        logits=rssm.posterior_logits.weight.t().to(dtype),
+        logits_bias=rssm.posterior_logits.bias.to(dtype),
         inputs_bias=torch.cat([rssm.deter_layer.linear.bias, rssm.stoch_layer.linear.bias]),
         inputs_norm=torch.cat([rssm.deter_layer.norm.weight, rssm.stoch_layer.norm.weight]),
         core_norm=rssm.core_norm.weight,
