@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from benchmarks.diffusion_planner import HORIZON, ROUNDS, ROWS, SAMPLES
+from benchmarks.diffusion_planner import BUDGETS, HORIZON, planned
 from benchmarks.planner_matrix import MODELS, OWN, PLANNERS, Model, cell, settings
 from hydra.utils import get_class
 from omegaconf import OmegaConf
@@ -55,12 +55,14 @@ def test_the_recorded_matrix_has_no_empty_cell() -> None:
         assert ("reason" in entry) != ("return_mean" in entry and entry["episodes"] >= 10)
 
 
-@pytest.mark.parametrize(("planner", "settings"), ROWS[1:])
-def test_planners_beside_the_diffusion_planner_take_as_many_model_steps(planner: str, settings: dict) -> None:
-    """The settings exist, and candidates × rollouts of each × horizon is the same for all."""
-    node = OmegaConf.to_container(compose_option("controllers/planners", planner), resolve=False)
-    assert isinstance(node, dict)
-    assert set(settings) <= set(node)
-    given = node | settings
-    rounds = given["scored"] if planner == "diffusion" else given["iterations"]
-    assert given["samples"] * rounds * given["horizon"] == SAMPLES * ROUNDS * HORIZON
+@pytest.mark.parametrize(("samples", "rounds"), BUDGETS)
+def test_planners_beside_the_diffusion_planner_take_as_many_model_steps(samples: int, rounds: int) -> None:
+    """The settings exist, and candidates × rollouts of each × horizon is the same for all planners of a budget."""
+    for planner, settings in planned(samples, rounds):
+        assert planner is not None
+        node = OmegaConf.to_container(compose_option("controllers/planners", planner), resolve=False)
+        assert isinstance(node, dict)
+        assert set(settings) <= set(node)
+        given = node | settings
+        rollouts = given["scored"] if planner == "diffusion" else given["iterations"]
+        assert given["samples"] * rollouts * given["horizon"] == samples * rounds * HORIZON
