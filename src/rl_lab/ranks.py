@@ -70,11 +70,12 @@ def join() -> None:
 
 
 def leave() -> None:
-    """Go on alone."""
+    """Go on alone, when all ranks have come here: one that ends while another still talks to it can take it along."""
     global _count, _rank, several
     import torch.distributed as dist
 
     if dist.is_initialized():
+        wait_for_all()
         dist.destroy_process_group()
     _count, _rank, several = 1, 0, False
 

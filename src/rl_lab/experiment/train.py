@@ -52,6 +52,8 @@ def train(
         if unfinished:
             overrides = [f"{RESUME_KEY}={unfinished[-1].path}", f"run_root={run_root}"]
     code = run_training(overrides, config_dirs=config_dirs, trust=trust).code
+    if code == 0:  # else another rank may not come
+        ranks.leave()
     return EXIT_REQUEUE if requeue and code == 128 + signal.SIGTERM else code
 
 
@@ -131,7 +133,10 @@ def train_share(path: str) -> int:
     ranks.join()
     resumption = prepare_resume(assignment.overrides or [f"{RESUME_KEY}={assignment.path}"], trust=assignment.trust)
     before = None if assignment.fresh else resumption
-    return _go(resumption.prepared, resumption.run, before, assignment.stop_rule).code
+    code = _go(resumption.prepared, resumption.run, before, assignment.stop_rule).code
+    if code == 0:
+        ranks.leave()
+    return code
 
 
 def _new_run(prepared: Prepared, overrides: Sequence[str], mark: Mapping[str, Any] | None) -> RunDirectory:
