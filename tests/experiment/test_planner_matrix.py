@@ -58,11 +58,11 @@ def test_the_recorded_matrix_has_no_empty_cell() -> None:
 @pytest.mark.parametrize(("samples", "rounds"), BUDGETS)
 def test_planners_beside_the_diffusion_planner_take_as_many_model_steps(samples: int, rounds: int) -> None:
     """The settings exist, and candidates × rollouts of each × horizon is the same for all planners of a budget."""
-    for planner, settings in planned(samples, rounds):
+    for planner, chosen in planned(samples, rounds):
         assert planner is not None
         node = OmegaConf.to_container(compose_option("controllers/planners", planner), resolve=False)
         assert isinstance(node, dict)
-        assert set(settings) <= set(node)
-        given = node | settings
+        assert set(chosen) <= set(node)
+        given = node | chosen
         rollouts = given["scored"] if planner == "diffusion" else given["iterations"]
         assert given["samples"] * rollouts * given["horizon"] == samples * rounds * HORIZON
