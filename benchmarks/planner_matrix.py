@@ -45,11 +45,11 @@ class Model:
 
 MODELS = (
     Model("CartPole-v1", "Known equations", "mpc_cartpole", {"horizon": 15}, False),
-    Model("CartPole-v1", "Ensemble", "mbmpc_cartpole", {"horizon": 15, "discount": 0.99}, False),
+    Model("CartPole-v1", "Ensemble", "mbmpc_cartpole", {"horizon": 15, "discount": 0.99}),
     Model("CartPole-v1", "RSSM (DreamerV3)", "dreamer_v3_cartpole", {"horizon": 5, "discount": 0.997}),
     Model("CartPole-v1", "TD-MPC2", "tdmpc2_cartpole", {"horizon": 3, "discount": 0.99}),
     Model("Pendulum-v1", "Known equations", "mpc_pendulum", {"horizon": 20}, False),
-    Model("Pendulum-v1", "Ensemble", "mbmpc_pendulum", {"horizon": 15, "discount": 0.95}, False),
+    Model("Pendulum-v1", "Ensemble", "mbmpc_pendulum", {"horizon": 15, "discount": 0.95}),
     Model("Pendulum-v1", "RSSM (Dreamer v1)", "dreamer_v1_pendulum", {"horizon": 5, "discount": 0.95}),
     Model("Pendulum-v1", "TD-MPC2", "tdmpc2_pendulum", {"horizon": 3, "discount": 0.975}),
 )
