@@ -61,7 +61,8 @@ def test_tabs(page: Page, run_id: str, shots: Path, tab: str, text: str) -> None
 
 
 def test_comparison_is_held_by_its_link(page: Page, runs: Path, run_id: str, shots: Path) -> None:
-    other = runs / "other_experiment" / "20260101-000000-s1"
+    other, metrics = runs / "other_experiment" / "20260101-000000-s1", runs / run_id / "metrics.jsonl"
+    wait_for(lambda: metrics.read_text().count("collect/episode_return") > 2, 60, "episodes to compare")
     shutil.copytree(runs / run_id, other, ignore=shutil.ignore_patterns("checkpoints", "lock.json", "tensorboard"))
     config = (other / "config.yaml").read_text().replace("name: dreamer_v3_cartpole", "name: other_experiment")
     (other / "config.yaml").write_text(config.replace("seed: 0", "seed: 1"))
@@ -80,6 +81,7 @@ def test_comparison_is_held_by_its_link(page: Page, runs: Path, run_id: str, sho
         page.goto(link)
         expect(page.get_by_label("over")).to_have_value("updates")
         expect(page.locator("table").first).to_contain_text("other_experiment")
+        page.goto("about:blank")  # the comparison asks for its runs again and again
     finally:
         shutil.rmtree(other)
 
@@ -100,6 +102,7 @@ def test_markup_in_names_and_metrics_is_text(page: Page, runs: Path) -> None:
         page.get_by_role("tab", name="Plan & events").click()
         expect(page.locator("pre")).to_contain_text(name)
         assert page.title() == "RL Lab"
+        page.goto("about:blank")  # the page asks for its run again and again
     finally:
         shutil.rmtree(runs / name)
 
