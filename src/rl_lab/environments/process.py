@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -31,7 +32,9 @@ from rl_lab.records import Observation
 
 _COMMAND = "import sys; from rl_lab.environments.worker import main; main(*map(int, sys.argv[1:]))"
 _TRACE_TAIL = 3000
+_CLOSING_S = 3.0  # how long an environment may take to close
 _SINGLE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_log = logging.getLogger(__name__)
 
 
 class WorkerError(Exception):
@@ -43,6 +46,7 @@ class WorkerHandle:
 
     def __init__(self, *, slot: int, indices: list[int], arrays_fd: int, setup: dict[str, Any]) -> None:
         self.slot, self.indices = slot, indices
+        self._environment_id = setup["settings"].id
         ours, theirs = socket.socketpair()
         self._trace_fd = anonymous_file()
         environment = {**{name: "1" for name in _SINGLE_THREAD}, **os.environ}
@@ -108,16 +112,24 @@ class WorkerHandle:
         size = os.fstat(self._trace_fd).st_size
         return os.pread(self._trace_fd, _TRACE_TAIL, max(0, size - _TRACE_TAIL)).decode(errors="replace").strip()
 
+    def _let_it_end(self) -> str | None:
+        """Have the environments closed and the process end by itself; why it did not, or None."""
+        try:
+            self.send(protocol.CLOSE)
+            code = self._process.wait(timeout=_CLOSING_S)
+        except subprocess.TimeoutExpired:
+            return last_words(self._where_it_hangs(_CLOSING_S, "close()"))
+        except WorkerError as failure:
+            return last_words(str(failure))
+        return None if code == 0 else last_words(self._last_words())
+
     def close(self, *, kindly: bool) -> None:
         """End the process. Closing twice is harmless."""
         if self._connection.closed:
             return
-        if kindly:
-            try:
-                self._connection.send_bytes(protocol.CLOSE)
-                self._process.wait(timeout=3.0)
-            except (OSError, subprocess.TimeoutExpired):
-                pass  # it did not listen: the finalizer kills it
+        problem = self._let_it_end() if kindly else None
+        if problem is not None:
+            _log.warning("environment.id=%s did not close as it should: %s.", self._environment_id, problem)
         self._finalizer()
         self._connection.close()
         os.close(self._trace_fd)

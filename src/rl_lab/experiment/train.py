@@ -162,7 +162,7 @@ def _resumes(overrides: Sequence[str]) -> bool:
 
 def _go(prepared: Prepared, run: RunDirectory, resumption: Resumption | None, stop_rule: StopRule | None) -> Outcome:
     run = run if ranks.is_first() else shares.Follower(run.path)
-    with run.lock():
+    with run.lock(), run.required():
         try:
             with ending_at_once():
                 experiment = build(shares.share(prepared), run)
