@@ -134,7 +134,7 @@ def test_the_best_of_an_abandoned_future_is_gone(tmp_path):
     assert list(again.checkpoints.available()) == [24]
     assert again.checkpoints.latest().name == "step-24"
     assert again.checkpoints.best() is None
-    assert again.best_score is None
+    assert again.evaluation.best_score is None
     again.run()
     assert json.loads(again.run_directory.summary_json.read_text())["env_steps"] == 26
 
