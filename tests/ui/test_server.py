@@ -1,4 +1,4 @@
-"""What the server answers, and to whom."""
+"""The answers of the server, and who gets them."""
 
 from __future__ import annotations
 

@@ -72,7 +72,8 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def definitions(config: Mapping[str, Any], *, source: Path = SOURCE) -> dict[str, str]:
-    """What each definition computes, by its dotted name. `source`: the folder of another version of RL Lab."""
+    """The code of every definition that this configuration reaches, without docstrings and annotations, by its dotted
+    name. `source`: the folder of another version of RL Lab."""
     environment = config["environment"]["id"]
     unused = tuple(module for module, ids in OF_FAMILIES.items() if re.search(ids, environment) is None)
     family = family_of(environment)

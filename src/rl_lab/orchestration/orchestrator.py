@@ -428,7 +428,7 @@ class Orchestrator:
 
 
 def ranks_share(spec: BatchSpec) -> BatchSpec:
-    """What one rank draws of a batch."""
+    """The batch that one rank samples: the given one, divided by the number of ranks."""
     return spec if ranks.count() == 1 else spec._replace(batch_size=spec.batch_size // ranks.count())
 
 

@@ -304,7 +304,7 @@ def git_commit() -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints about the repository of this file; None where there is neither."""
+    """The output of a git command in the repository of this file; None without git or without a repository."""
     command = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
