@@ -57,7 +57,7 @@ def _require_listening(address: str | None, place: str) -> None:
 
 
 def result(task: Any) -> Any:
-    """Wait for a task and return its value. RL Lab's own errors are raised as they are, others as one line, RayError."""
+    """Wait for a task and return its value. RL Lab's own errors are raised as they are, others as one line."""
     import ray
 
     try:
