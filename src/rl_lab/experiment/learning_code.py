@@ -43,8 +43,8 @@ LEFT_OUT = (
     "buffers.journal", "buffers.saving", "environments.checker", "environments.factory.import_user_module",
     "environments.failures", "environments.families", "environments.group", "environments.headless",
     "environments.inspection", "environments.make_vector_env", "environments.pool", "environments.process",
-    "environments.ray_actors", "environments.shared_arrays", "environments.worker", "orchestration.checkpoint",
-    "orchestration.recorder", "orchestration.run_directory", "workflows.diagnosis",
+    "environments.ray_actors", "environments.shared_arrays", "environments.worker", "environments.worker_handle",
+    "orchestration.checkpoint", "orchestration.recorder", "orchestration.run_directory", "workflows.diagnosis",
 )  # fmt: skip
 OF_FAMILIES = {  # modules that only environments with such ids use
     "environments.atari": r"(^|:)ALE/", "environments.box2d": "^(CarRacing|LunarLander|BipedalWalker)",
