@@ -148,8 +148,10 @@ def serve(name: str, overrides: list[str], without: str | None) -> None:
 class Variant:
     """The parent's end of such a process, which waits while it is not asked."""
 
-    def __init__(self, name: str, overrides: Sequence[str] = (), without: str | None = None) -> None:
-        command = [sys.executable, __file__, "--serve", name, json.dumps([list(overrides), without])]
+    def __init__(
+        self, name: str, overrides: Sequence[str] = (), without: str | None = None, launcher: Sequence[str] = ()
+    ) -> None:
+        command = [sys.executable, *launcher, __file__, "--serve", name, json.dumps([list(overrides), without])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def answer(self) -> Any:
