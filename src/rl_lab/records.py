@@ -208,6 +208,7 @@ class Illustration:
     rows: list[tuple[str, np.ndarray]]  # label, images [columns, height, width, channels]
     film: np.ndarray | None = None  # [time, height, width, channels]
     cell: int = 84  # pixels of an image in the picture
+    columns: tuple[str, ...] = ()  # what stands above each column
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,14 @@ def test_two_ranks_learn_what_one_does(name: str, halves: list[dict[str, Any]], 
             assert mean == pytest.approx(value, abs=1e-5, rel=1e-5), (number, key)
 
 
+@pytest.mark.parametrize(("count", "launched"), [("1", False), ("2", True)])
+def test_a_launch_of_one_rank_is_a_process_alone(monkeypatch: pytest.MonkeyPatch, count: str, launched: bool) -> None:
+    """It takes the plain path: nothing is averaged, and updates may be captured."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", count)
+    assert ranks.is_launched() is launched
+
+
 def test_importance_weights_are_those_of_one_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank draws half of a batch from a tree of its own, so P = p / (2 · own total); the highest weight is 1."""
     shares, beta = [np.array([1.0, 2.0, 3.0, 4.0]), np.array([10.0, 1.0, 1.0, 5.0])], 0.5

@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from rl_lab.metrics.illustrations import HEAD, TOP, write_illustrations
 from rl_lab.metrics.imagination import write_imagination
 from rl_lab.metrics.imagination_images import chosen_steps, image_video, step_label
-from rl_lab.records import ImaginedRollout
+from rl_lab.records import Illustration, ImaginedRollout
 
 BATCH, STEPS, CONTEXT = 3, 9, 4
 
@@ -102,3 +104,16 @@ def test_context_must_leave_something_to_imagine(tmp_path):
     reward = np.zeros((1, 4))
     with pytest.raises(ValueError, match="context is 4"):
         write_imagination(ImaginedRollout(4, {}, {}, reward, reward), tmp_path, fps=8)
+
+
+def test_columns_are_labelled_where_they_have_labels(tmp_path):
+    """The labels have a line of their own above the images, which keep their order below it."""
+    rows = [("z0", np.zeros((2, 16, 16, 3), np.uint8))]
+    plain = Illustration("plain", "A title", "", rows)
+    labelled = Illustration("labelled", "A title", "", rows, columns=("-3.0", "3.0"))
+    write_illustrations([plain, labelled], tmp_path)
+    without, heads = (
+        np.asarray(Image.open(tmp_path / f"{item.name}.png").convert("RGB")) for item in (plain, labelled)
+    )
+    np.testing.assert_array_equal(heads[TOP + HEAD :], without[TOP:])
+    assert (heads[TOP : TOP + HEAD] < 128).any()

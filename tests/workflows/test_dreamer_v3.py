@@ -227,7 +227,7 @@ def test_dreams_copy_the_model_before_it_is_compiled(monkeypatch):
         model.compiled["observe_step"] = threading.Lock()
 
     monkeypatch.setattr("rl_lab.workflows.world_model.compile_steps", compile_steps)
-    workflow = make_dreamer(compile_=True, autocast_dtype=torch.bfloat16)
+    workflow = make_dreamer(action=CONTINUOUS, actor_gradient="dynamics", compile_=True, autocast_dtype=torch.bfloat16)
     twin = workflow._dreams._model
     assert twin is not workflow.rssm
     assert twin.gates.weight.dtype == torch.bfloat16

@@ -78,15 +78,17 @@ def _traversals(representation: Representation, frames: dict[str, Tensor], key: 
     order = used.argsort(descending=True).tolist()
     active = [dimension for dimension in order if used[dimension] > ACTIVE_KL]
     middle, rows = code.mean[len(code.mean) // 2], []
+    values = torch.linspace(-3.0, 3.0, COLUMNS)
     for dimension in (active or order)[:TRAVERSED]:
         moved = middle.repeat(COLUMNS, 1)
-        moved[:, dimension] = torch.linspace(-3.0, 3.0, COLUMNS)
+        moved[:, dimension] = values
         rows.append((f"z{dimension}", _shown(representation, moved, key)))
     text = (
         "One entry of a frame's code at a time, from -3 to 3, the others as they are: the entries that V uses most. "
         f"It uses {len(active)} of {len(order)} here."
     )
-    return Illustration("traversals", "What the entries of a code mean", text, rows)
+    labels = tuple(f"{value:.1f}" for value in values.tolist())
+    return Illustration("traversals", "What the entries of a code mean", text, rows, columns=labels)
 
 
 @torch.no_grad()
@@ -105,7 +107,10 @@ def dream_film(simulator: MDNSimulator, policy: FlatController, start: DreamStat
         f"Nothing here comes from the game but the first frame: M dreams {len(film) - 1} steps at temperature "
         f"{simulator.temperature:g}, and the controller plays in them."
     )
-    return Illustration("dream", "The controller in its dream", text, [("dreamed", film[few])], film=film)
+    return Illustration(
+        "dream", "The controller in its dream", text, [("dreamed", film[few])], film=film,
+        columns=tuple(f"step {step}" for step in few),
+    )  # fmt: skip
 
 
 def _shown(representation: Representation, latent: Float[Tensor, "rows latent"], key: str) -> np.ndarray:
