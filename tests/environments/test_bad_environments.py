@@ -62,6 +62,13 @@ def test_sys_exit_in_this_process_is_the_environments_error() -> None:
     assert envs.restarts == 3
 
 
+def test_sys_exit_in_the_first_reset_is_the_environments_error() -> None:
+    """Nothing was played yet: the run ends with a line that names the environment."""
+    envs = make_vector_env(settings("BadEnv-sys_exit-reset-v0", backend="sync", check=False), seed=0)
+    with pytest.raises(EnvironmentFailure, match="BadEnv-sys_exit-reset-v0 raised SystemExit"):
+        envs.reset()
+
+
 def test_a_module_that_exits_is_told(tmp_path: Path) -> None:
     """An import that ends the process is a wrong setting, with the place that raised."""
     from rl_lab.environments.factory import import_user_module
