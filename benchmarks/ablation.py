@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from rl_lab.experiment.prepare import prepare
 from rl_lab.kernels.registry import Accelerated
 from rl_lab.orchestration.run_directory import RunDirectory, git_commit
 from rl_lab.workflows.base import Workflow
-from rl_lab.workflows.context import PhaseView
+from rl_lab.workflows.context import PhaseView, WorkflowContext
 
 AS_IT_IS = "as it is"
 
@@ -67,20 +67,23 @@ CASES = {
 QUIET = ["logging.console=off", "logging.tensorboard=false", "environment.backend=sync"]
 
 
-def copies_of_weights(workflow: Workflow) -> dict[str, Callable[[], None]]:
-    """The loops that run on copies of the weights in the type of their products, and what takes them off these."""
-    ways: dict[str, Callable[[], None]] = {}
-    if getattr(workflow, "_dreams", None) is not None:
-        ways["copies in dreams"] = lambda: setattr(workflow, "_dreams", None)
-    if getattr(getattr(workflow, "simulator", None), "_pending", None) is not None:
-        ways["copies in plans"] = lambda: workflow.simulator.compile_blocks(None)  # type: ignore[attr-defined]
-    return ways
+PLANS = "copies in plans"
+DREAMS = "deferred dreams"
+
+
+def copies_of_weights(workflow: Workflow) -> list[str]:
+    """The loops that run on copies of the weights in the type of their products."""
+    simulators = [getattr(workflow, name, None) for name in ("simulator", "model")]
+    plans = workflow.context.planning_dtype is not None and any(hasattr(one, "_copies") for one in simulators)
+    return [PLANS] * plans + [DREAMS] * (getattr(workflow, "_dreams", None) is not None)
 
 
 class Training:
     """The loop of one experiment as `rl-lab train` builds it: decisions in all environments, updates at their rate."""
 
     def __init__(self, case: Case, overrides: Sequence[str], without: str | None = None) -> None:
+        if without == PLANS:
+            WorkflowContext.planning_dtype = None  # type: ignore[assignment,method-assign]
         root = tempfile.mkdtemp()
         settings = prepare([*case.overrides, *overrides, *QUIET, f"run_root={root}"])
         experiment = build(settings, RunDirectory.create(root, "speed", 0))
@@ -89,10 +92,9 @@ class Training:
         modules = [*context.components.values(), *(part for _, part in context.controllers.items())]
         parts = [part for module in modules for part in module.modules() if isinstance(part, Accelerated)]
         self.kernels = sorted({kernel.name for part in parts for kernel in part.kernels.values()})
-        copies = copies_of_weights(self.workflow)
-        self.kernels += list(copies)
-        if without in copies:
-            copies[without]()
+        self.kernels += copies_of_weights(self.workflow)
+        if without == DREAMS:
+            self.workflow._dreams = None  # type: ignore[attr-defined]
         for part in parts:
             part.kernels = {method: kernel for method, kernel in part.kernels.items() if kernel.name != without}
         name, self.source = next(iter(context.data_sources.items()))
@@ -146,8 +148,10 @@ def serve(name: str, overrides: list[str], without: str | None) -> None:
 class Variant:
     """The parent's end of such a process, which waits while it is not asked."""
 
-    def __init__(self, name: str, overrides: Sequence[str] = (), without: str | None = None) -> None:
-        command = [sys.executable, __file__, "--serve", name, json.dumps([list(overrides), without])]
+    def __init__(
+        self, name: str, overrides: Sequence[str] = (), without: str | None = None, launcher: Sequence[str] = ()
+    ) -> None:
+        command = [sys.executable, *launcher, __file__, "--serve", name, json.dumps([list(overrides), without])]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def answer(self) -> Any:
@@ -197,7 +201,7 @@ def ablate(name: str, *, turns: int, seconds: float) -> dict[str, Any]:
 
 
 def facts(name: str) -> dict[str, Any]:
-    """What was measured, and on what."""
+    """The case of one experiment and the machine, as the results file names them."""
     case, device = CASES[name], device_name() if CASES[name].device == "cuda" else "cpu"
     return {
         "experiment": name, "device": device, "cores": os.cpu_count(), "torch": torch.__version__,

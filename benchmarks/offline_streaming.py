@@ -3,10 +3,15 @@
     python benchmarks/offline_streaming.py --gigabytes 10 --folder /tmp/streaming
 
 Writes a dataset folder of synthetic pictures, draws batches from all of it, and compares with memcpy of as many random
-windows into the same kind of batch: out of the page cache (a mapping of a part of the same file, every page of it
-touched before, so that no page fault is left), and out of the process's own memory. Beside the copy, a source draws the
-windows, gathers the small fields and makes tensors; it keeps no mapping, so that its memory stays small. The dataset is
-removed at the end. Writes results/speed/offline_streaming.json.
+windows of the same file into memory of the same kind (the pool that batches come from):
+
+- out of a mapping of the whole file, every page of it touched before, so that no page fault is left. The process then
+  holds the whole file: this is what a source could do if its memory did not have to stay small;
+- out of a mapping that gives each window's pages back, so that the process stays as small as with the source;
+- out of the process's own memory, 1 GB of it.
+
+Beside the copy, a source draws the windows, gathers the small fields and makes tensors. The dataset is removed at the
+end. Writes results/speed/offline_streaming.json.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import numpy as np
 from gymnasium import spaces
 from measuring import write_record
 
+from rl_lab.buffers.batches import ArrayPool
 from rl_lab.data_sources.base import SourceContext
 from rl_lab.data_sources.offline import OfflineSource
 from rl_lab.datasets.episode import Attributes, Episode
@@ -35,9 +41,10 @@ from rl_lab.records import BatchSpec, FieldSpec
 
 SHAPE = (64, 64, 3)
 LENGTH = 1000  # decisions of an episode
-MEMORY_ROWS = 80_000  # pictures that memcpy reads from: 1 GB, far more than a cache holds
+ROW_BYTES = int(np.prod(SHAPE))
+MEMORY_ROWS = 80_000  # pictures in the process's own memory: 1 GB, far more than a cache holds
 SPEC = BatchSpec(16, 64)
-BATCH_BYTES = SPEC.batch_size * SPEC.window * int(np.prod(SHAPE))
+BATCH_BYTES = SPEC.batch_size * SPEC.window * ROW_BYTES
 
 
 def main() -> None:
@@ -46,7 +53,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("/tmp/rl_lab_streaming"))
     parser.add_argument("--batches", type=int, default=300)
     options = parser.parse_args()
-    episodes = max(1, round(options.gigabytes * 1e9 / ((LENGTH + 1) * np.prod(SHAPE))))
+    episodes = max(1, round(options.gigabytes * 1e9 / ((LENGTH + 1) * ROW_BYTES)))
     path = options.folder / "pictures"
     shutil.rmtree(options.folder, ignore_errors=True)
     try:
@@ -79,42 +86,47 @@ def measure(path: Path, options: argparse.Namespace) -> dict[str, float]:
     first = rate(lambda: source.sample(SPEC), options.batches)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     memory = np.random.default_rng(1).integers(0, 256, (MEMORY_ROWS, *SHAPE), dtype=np.uint8)
-    mapped = mapped_rows(path / "observation.image.rows")
+    touched, bounded = (mapped(path / "observation.image.rows") for _ in range(2))
+    rows_of(touched).reshape(-1)[:: mmap.PAGESIZE].max()
     jobs: dict[str, Callable[[], object]] = {
         "sample": lambda: source.sample(SPEC),
-        "page_cache": lambda: copy_windows(mapped),
+        "page_cache": lambda: copy_windows(rows_of(touched)),
+        "bounded_page_cache": lambda: copy_windows(rows_of(bounded), give_back=bounded),
         "memory": lambda: copy_windows(memory),
     }
     rounds = [{name: rate(job, 20) for name, job in jobs.items()} for _ in range(max(1, options.batches // 20))]
     source.close()
     medians = {name: float(np.median([entry[name] for entry in rounds])) for name in jobs}
+    shares = {name: float(np.median([entry["sample"] / entry[name] for entry in rounds])) for name in jobs}
     return {
-        "gigabytes": round(len(source) * float(np.prod(SHAPE)) / 1e9, 2), "first_pass_gb_per_s": round(first, 2),
+        "gigabytes": round(len(source) * ROW_BYTES / 1e9, 2), "first_pass_gb_per_s": round(first, 2),
         **{f"{name}_gb_per_s": round(value, 2) for name, value in medians.items()},
-        "share_of_page_cache": round(float(np.median([entry["sample"] / entry["page_cache"] for entry in rounds])), 3),
-        "share_of_memory": round(float(np.median([entry["sample"] / entry["memory"] for entry in rounds])), 3),
+        **{f"share_of_{name}": round(value, 3) for name, value in shares.items() if name != "sample"},
         "peak_rss_gb": round(peak, 3),
     }  # fmt: skip
 
 
-OUTPUTS = np.ones((4, SPEC.batch_size, SPEC.window, *SHAPE), np.uint8)
+POOL = ArrayPool()
 DRAWS = np.random.default_rng(2)
 
 
-def copy_windows(rows: np.ndarray) -> None:
-    """memcpy of random windows, into one of four batches."""
-    out = OUTPUTS[DRAWS.integers(4)]
+def copy_windows(rows: np.ndarray, give_back: mmap.mmap | None = None) -> None:
+    """memcpy of random windows into a batch. `give_back`: the mapping of the rows, whose pages are not to be kept."""
+    out = POOL.take((SPEC.batch_size, SPEC.window, *SHAPE), "uint8")
     for window, start in enumerate(DRAWS.integers(0, len(rows) - SPEC.window, SPEC.batch_size).tolist()):
         np.copyto(out[window], rows[start : start + SPEC.window])
+        if give_back is not None:
+            first = start * ROW_BYTES // mmap.PAGESIZE * mmap.PAGESIZE
+            give_back.madvise(mmap.MADV_DONTNEED, first, (start + SPEC.window) * ROW_BYTES - first)
 
 
-def mapped_rows(path: Path) -> np.ndarray:
-    """The first rows of a file as a mapping of the page cache, every page touched."""
+def mapped(path: Path) -> mmap.mmap:
     with open(path, "rb") as file:
-        mapping = mmap.mmap(file.fileno(), MEMORY_ROWS * int(np.prod(SHAPE)), prot=mmap.PROT_READ)
-    rows = np.frombuffer(mapping, np.uint8)
-    rows[:: mmap.PAGESIZE].max()
-    return rows.reshape(MEMORY_ROWS, *SHAPE)
+        return mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+
+
+def rows_of(mapping: mmap.mmap) -> np.ndarray:
+    return np.frombuffer(mapping, np.uint8).reshape(-1, *SHAPE)
 
 
 def rate(job: Callable[[], object], count: int) -> float:

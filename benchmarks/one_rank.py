@@ -1,65 +1,53 @@
-"""What it costs to train as the one rank of a launch by torchrun (`training.devices=1`), over a plain `rl-lab train`:
-the updates a second of the same run, by turns. Aim: at most 2 %.
+"""What it costs to train as the one rank of a launch by torchrun (`training.devices=1`), over a process of its own.
+Aim: at most 2 %.
 
 Run it on a machine with a GPU: python benchmarks/one_rank.py --write one_rank
+
+The loop of an experiment of ablation.py (decisions, replay, updates) runs in two processes, one of them launched by
+torchrun. They warm up side by side, then take turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import statistics
-import subprocess
-import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from statistics import median
 
+from ablation import CASES, Variant
 from measuring import add_writing, device_name, write_record
 
-WORDS = [
-    *("+experiment=dreamer_v3", "environment.id=dm_control/walker-walk-v0", "size=12m", "environment.num_envs=4"),
-    *("logging.every=500", "logging.console=off", "logging.tensorboard=false", "evaluation.every=1_000_000"),
-    *("evaluation.episodes=1", "evaluation.video=false", "evaluation.imagination=false"),
-]
-LAUNCHES = {
-    "plain": [],
-    "one rank": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"],
-}
-
-
-def updates_per_s(launch: list[str], words: list[str]) -> float:
-    """Of the second half of a run: what compiles has compiled, and what fills is full."""
-    with TemporaryDirectory() as folder:
-        command = [sys.executable, *launch, "-m", "rl_lab", "train", *words, f"run_root={folder}"]
-        subprocess.run(command, check=True)
-        path = next(Path(folder).glob("*/*/metrics.jsonl"))
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows = [row for row in rows if "time/updates_per_s" in row]
-    first, last = rows[len(rows) // 2], rows[-1]
-    return float((last["updates"] - first["updates"]) / (last["wall_s"] - first["wall_s"]))
+LAUNCHERS = {"plain": [], "one rank": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--experiment", default="atari", choices=list(CASES), help="of ablation.py")
+    parser.add_argument("--turns", type=int, default=21)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of one process in one turn")
     add_writing(parser)
-    parser.add_argument("--env-steps", type=int, default=10_000, help="of each run")
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("overrides", nargs="*", help="of the run, after its own")
     options = parser.parse_args()
-    words = [*WORDS, f"training.total_timesteps={options.env_steps}", *options.overrides]
-    figures: dict[str, list[float]] = {name: [] for name in LAUNCHES}
-    for number in range(options.rounds):
-        for name in sorted(LAUNCHES, reverse=number % 2 == 1):  # neither is always the first
-            figures[name].append(updates_per_s(LAUNCHES[name], words))
-            print(f"{name:10} {figures[name][-1]:8.2f} updates/s", flush=True)
-    plain, ranked = (statistics.median(figures[name]) for name in LAUNCHES)
-    cost = plain / ranked - 1.0
-    print(f"one rank costs {cost:+.1%} (medians of {options.rounds})")
+    processes = {name: Variant(options.experiment, launcher=launcher) for name, launcher in LAUNCHERS.items()}
+    for process in processes.values():
+        process.answer(), process.answer()  # its kernels; that it is warm
+    decisions = max(10, int(options.seconds / processes["plain"](20)))
+    times: dict[str, list[float]] = {name: [] for name in processes}
+    for turn in range(options.turns):
+        for name in sorted(processes, reverse=turn % 2 == 1):  # neither is always the first
+            times[name].append(1e3 * processes[name](decisions))
+    for process in processes.values():
+        process.close()
+    costs = sorted(ranked / plain - 1.0 for plain, ranked in zip(*times.values(), strict=True))
+    cost, quarter = median(costs), len(costs) // 4
+    middle = costs[quarter], costs[-1 - quarter]
+    medians = {name: median(each) for name, each in times.items()}
+    print(", ".join(f"{name} {value:.3f} ms" for name, value in medians.items()), "for a decision with its updates")
+    spread = f"{options.turns} turns; half of them from {middle[0]:+.1%} to {middle[1]:+.1%}"
+    print(f"one rank costs {cost:+.1%} (median of {spread})")
     if options.write:
         record = {
-            "device": device_name(), "overrides": words, "cores": os.cpu_count(), "load_average": os.getloadavg()[0],
-            "updates_per_s": figures, "cost": cost,
+            "device": device_name(), "cores": os.cpu_count(), "load_average": os.getloadavg()[0],
+            "experiment": options.experiment, "overrides": list(CASES[options.experiment].overrides),
+            "ms": times, "cost": cost, "middle_half": middle,
         }  # fmt: skip
         write_record(options.write, record, options.note)
 

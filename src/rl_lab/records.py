@@ -194,7 +194,7 @@ class ImaginedRollout:
     real: dict[str, np.ndarray]  # observation keys
     imagined: dict[str, np.ndarray]
     real_reward: np.ndarray
-    imagined_reward: np.ndarray
+    imagined_reward: np.ndarray | None  # None: the model predicts none
     imagined_continue: np.ndarray | None = None
 
 
@@ -208,6 +208,7 @@ class Illustration:
     rows: list[tuple[str, np.ndarray]]  # label, images [columns, height, width, channels]
     film: np.ndarray | None = None  # [time, height, width, channels]
     cell: int = 84  # pixels of an image in the picture
+    columns: tuple[str, ...] = ()  # what stands above each column
 
 
 @dataclass(frozen=True)

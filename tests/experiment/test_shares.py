@@ -67,7 +67,7 @@ def ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def halves(ranks_folder: Path) -> list[dict[str, Any]]:
-    """What two ranks learned, each of its half."""
+    """The states of two ranks, each of which learned from half of every batch."""
     return [torch.load(ranks_folder / f"rank-{rank}.pt") for rank in range(2)]
 
 
@@ -84,6 +84,14 @@ def test_two_ranks_learn_what_one_does(name: str, halves: list[dict[str, Any]], 
         for key, value in losses.items():
             mean = (first["losses"][number][key] + second["losses"][number][key]) / 2
             assert mean == pytest.approx(value, abs=1e-5, rel=1e-5), (number, key)
+
+
+@pytest.mark.parametrize(("count", "launched"), [("1", False), ("2", True)])
+def test_a_launch_of_one_rank_is_a_process_alone(monkeypatch: pytest.MonkeyPatch, count: str, launched: bool) -> None:
+    """It takes the plain path: nothing is averaged, and updates may be captured."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", count)
+    assert ranks.is_launched() is launched
 
 
 def test_importance_weights_are_those_of_one_replay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +147,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(rl_lab: Command, ranks_folde
 
 
 def records(checkpoint: Path) -> list[dict[str, np.ndarray]]:
-    """What the replay of a checkpoint holds of each environment, counted over all ranks."""
+    """The records of each environment in the replay of a checkpoint; environments are counted over all ranks."""
     streams = []
     for rank in range(json.loads((checkpoint / "manifest.json").read_text())["ranks"]):
         state = torch.load(checkpoint / ("training.pt" if rank == 0 else f"training-{rank}.pt"))

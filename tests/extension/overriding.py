@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rl_lab.kernels.graphs import CapturedStep, structure
+from rl_lab.kernels.graphs import CapturedStep, Watch
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -53,7 +53,7 @@ def counted_captures() -> Iterator[list[CapturedStep]]:
     captures: list[CapturedStep] = []
 
     def capture(self: Any, inputs: Mapping[str, Tensor]) -> None:
-        self._seen, self._graph = structure(self._modules), "a graph"
+        self._watch, self._graph = Watch(self._modules), "a graph"
         captures.append(self)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from rl_lab.metrics.illustrations import HEAD, TOP, write_illustrations
 from rl_lab.metrics.imagination import write_imagination
 from rl_lab.metrics.imagination_images import chosen_steps, image_video, step_label
-from rl_lab.records import ImaginedRollout
+from rl_lab.records import Illustration, ImaginedRollout
 
 BATCH, STEPS, CONTEXT = 3, 9, 4
 
@@ -102,3 +105,28 @@ def test_context_must_leave_something_to_imagine(tmp_path):
     reward = np.zeros((1, 4))
     with pytest.raises(ValueError, match="context is 4"):
         write_imagination(ImaginedRollout(4, {}, {}, reward, reward), tmp_path, fps=8)
+
+
+def test_columns_are_labelled_where_they_have_labels(tmp_path):
+    """The labels have a line of their own above the images, which keep their order below it."""
+    rows = [("z0", np.zeros((2, 16, 16, 3), np.uint8))]
+    plain = Illustration("plain", "A title", "", rows)
+    labelled = Illustration("labelled", "A title", "", rows, columns=("-3.0", "3.0"))
+    write_illustrations([plain, labelled], tmp_path)
+    without, heads = (
+        np.asarray(Image.open(tmp_path / f"{item.name}.png").convert("RGB")) for item in (plain, labelled)
+    )
+    np.testing.assert_array_equal(heads[TOP + HEAD :], without[TOP:])
+    assert (heads[TOP : TOP + HEAD] < 128).any()
+
+
+def test_a_model_without_rewards_says_nothing_of_them(tmp_path):
+    """Neither a number nor a panel of the chart."""
+    real = vectors()
+    with_rewards = rollout({"vector": real}, {"vector": real})
+    write_imagination(with_rewards, tmp_path / "with", fps=8)
+    write_imagination(replace(with_rewards, imagined_reward=None), tmp_path / "without", fps=8)
+    assert "reward" in numbers(tmp_path / "with")
+    assert "reward" not in numbers(tmp_path / "without")
+    three, two = (Image.open(tmp_path / name / "errors.png").width for name in ("with", "without"))
+    assert two < three  # panels

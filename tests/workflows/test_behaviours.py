@@ -14,7 +14,7 @@ from torch import Tensor
 from rl_lab.components.world_models.base import Dream, LatentState
 from rl_lab.errors import ConfigError
 from rl_lab.kernels import graphs
-from rl_lab.kernels.dreams import CopiedDream, DeferredDream
+from rl_lab.kernels.dreams import DeferredDream
 from rl_lab.workflows.dreamer import Dreamer, frozen
 from rl_lab.workflows.world_model import Replayed
 
@@ -208,10 +208,10 @@ def test_dreamer_v1(uncompiled, action, with_continue, deferred):
 
 
 @pytest.mark.parametrize(
-    ("action", "gradient"),
-    [(DISCRETE, "reinforce"), (CONTINUOUS, "dynamics"), (DISCRETE, "mixed"), (CONTINUOUS, "mixed")],
+    ("action", "gradient", "deferred"),
+    [(DISCRETE, "reinforce", False), (CONTINUOUS, "dynamics", False), (CONTINUOUS, "dynamics", True)]
+    + [(action, "mixed", deferred) for action in (DISCRETE, CONTINUOUS) for deferred in (False, True)],
 )
-@pytest.mark.parametrize("deferred", [False, True])
 def test_dreamer_v2(uncompiled, action, gradient, deferred):
     """Each estimator; `auto` is REINFORCE for discrete and dynamics for continuous actions."""
     workflow = make_v2(action, actor_gradient="mixed" if gradient == "mixed" else "auto")
@@ -219,20 +219,15 @@ def test_dreamer_v2(uncompiled, action, gradient, deferred):
     with torch.no_grad():
         for value in workflow.critic.slow.parameters():
             value.add_(0.2 * torch.randn_like(value))
-    if deferred and gradient == "reinforce":
-        workflow._dreams = CopiedDream(workflow.rssm, workflow.actor, torch.float32)
-    elif deferred:
+    if deferred:
         defer(workflow)
     compare(workflow, lambda dream, terminal: reference_v2(workflow, dream, terminal, gradient))
 
 
 @pytest.mark.parametrize("action", [CONTINUOUS, DISCRETE], ids=["continuous", "discrete"])
-@pytest.mark.parametrize("copied", [False, True])
-def test_dreamer_v3(uncompiled, action, copied):
+def test_dreamer_v3(uncompiled, action):
     """REINFORCE for all actions; the first state's weight is predicted."""
     workflow = make_dreamer(action=action)
-    if copied:
-        workflow._dreams = CopiedDream(workflow.rssm, workflow.actor, torch.float32)
     compare(workflow, lambda dream, terminal: reference_v3(workflow, dream, terminal, "reinforce", "predicted"))
 
 

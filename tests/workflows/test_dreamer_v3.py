@@ -221,13 +221,13 @@ def test_misspelt_loss_scale_is_refused():
 
 
 def test_dreams_copy_the_model_before_it_is_compiled(monkeypatch):
-    """What a compiled model holds (functions, locks) need not be copyable."""
+    """A compiled model holds functions and locks, which need not be copyable."""
 
     def compile_steps(model) -> None:
         model.compiled["observe_step"] = threading.Lock()
 
     monkeypatch.setattr("rl_lab.workflows.world_model.compile_steps", compile_steps)
-    workflow = make_dreamer(compile_=True, autocast_dtype=torch.bfloat16)
+    workflow = make_dreamer(action=CONTINUOUS, actor_gradient="dynamics", compile_=True, autocast_dtype=torch.bfloat16)
     twin = workflow._dreams._model
     assert twin is not workflow.rssm
     assert twin.gates.weight.dtype == torch.bfloat16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from rl_lab.buffers.storage import DeviceStorage, HostStorage, Storage, torch_dtype, upload
 
 BatchTensors = dict[str, Tensor]  # field -> [batch, time, ...]
+CACHE_LINE = 64  # bytes
 
 
 class BatchGatherer:
@@ -105,20 +107,31 @@ class ArrayPool:
     SMALL = 1 << 16  # bytes; below this the allocator is fast enough
 
     def __init__(self) -> None:
-        self._arrays: dict[tuple, list[np.ndarray]] = {}
+        self._arrays: dict[tuple, list[np.ndarray]] = {}  # flat
 
     def take(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        array = np.empty(shape, dtype)
-        if array.nbytes < self.SMALL:
-            return array
+        count = prod(shape)
+        if count * np.dtype(dtype).itemsize < self.SMALL:
+            return np.empty(shape, dtype)
         kept = self._arrays.setdefault((shape, dtype), [])
         for position in range(len(kept)):
             if sys.getrefcount(kept[position]) <= _FREE:
-                return kept[position]
+                return kept[position].reshape(shape)
+        array = _aligned(count, dtype)
         kept.append(array)
         if len(kept) > self.KEPT:
             del kept[0]
-        return array
+        return array.reshape(shape)
+
+
+def _aligned(count: int, dtype: str) -> np.ndarray:
+    """A flat array that begins at a line of the cache. NumPy's own begin anywhere; copies into those are up to a fifth
+    slower.
+
+    Its views, and theirs, refer to this array, as its memory is no array but a memoryview.
+    """
+    memory = np.empty(count * np.dtype(dtype).itemsize + CACHE_LINE, np.uint8)
+    return np.frombuffer(memory.data, dtype, count, offset=-memory.ctypes.data % CACHE_LINE)
 
 
 def _references_when_free() -> int:

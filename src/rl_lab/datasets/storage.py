@@ -41,24 +41,25 @@ class DatasetStorage(HostStorage):
             super().gather(name, rows, out)
             return
         size, length = row_bytes(self.fields[name]), rows.shape[1]
-        flat = out.reshape(len(rows), -1).view(np.uint8)
+        flat = out.reshape(-1).view(np.uint8).data
         firsts, lasts = rows[:, 0].tolist(), rows[:, -1].tolist()
         for window, (first, last) in enumerate(zip(firsts, lasts, strict=True)):
+            target = flat[window * length * size : (window + 1) * length * size]
             if last - first == length - 1:
-                self._read(name, flat[window], first * size)
+                self._read(name, target, first * size)
                 continue
             block = np.empty((last - first + 1, size), np.uint8)  # a window that repeats records at its ends
-            self._read(name, block.reshape(-1), first * size)
-            flat[window] = block[rows[window] - first].reshape(-1)
+            self._read(name, block.reshape(-1).data, first * size)
+            target[:] = block[rows[window] - first].reshape(-1).data
 
-    def _read(self, name: str, target: np.ndarray, offset: int) -> None:
-        view, descriptor = memoryview(target.data), self._descriptors[name]
-        while view:
-            count = os.preadv(descriptor, [view], offset)
+    def _read(self, name: str, target: memoryview, offset: int) -> None:
+        descriptor = self._descriptors[name]
+        while target:
+            count = os.preadv(descriptor, [target], offset)
             if not count:
                 row = offset // row_bytes(self.fields[name])
                 raise DataError(f"{self._paths[name]}, field '{name}': ends in row {row}. The file was cut off.")
-            view, offset = view[count:], offset + count
+            target, offset = target[count:], offset + count
 
     def resident_bytes(self) -> int:
         return sum(array.nbytes for array in self.arrays.values())

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from rl_lab.kernels.graphs import structure
+from rl_lab.kernels.graphs import Watch
 from rl_lab.kernels.registry import Accelerated
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -38,7 +38,7 @@ class WorkingCopies:
     def refresh(self) -> bool:
         """Take over the present weights. Where an original got or lost a hook, a layer or a method since, the copies
         become copies of what it is now; whether they did."""
-        changed = structure(self._originals) != self._seen
+        changed = self._watch.changed()
         if changed:
             for module, twin in zip(self._originals, self._copies, strict=True):
                 fresh = self._copied(module)
@@ -61,6 +61,6 @@ class WorkingCopies:
         return twin.requires_grad_(False)
 
     def _note(self) -> None:
-        self._seen = structure(self._originals)
+        self._watch = Watch(self._originals)
         self._sources: list[Tensor] = [value for module in self._originals for value in module.parameters()]
         self._targets: list[Tensor] = [value for twin in self._copies for value in twin.parameters()]

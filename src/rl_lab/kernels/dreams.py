@@ -1,6 +1,5 @@
-"""Dreams on a GPU, on copies of model and actor whose weights are cast once for all steps.
-
-Both forms call the model's own `imagine` or `predict_step` and the actor's own `forward` and `distribution`.
+"""Dreams with a gradient through the model on a GPU, on copies of model and actor whose weights are cast once for all
+steps. They call the model's own `predict_step` and the actor's own `forward` and `distribution`.
 """
 
 from __future__ import annotations
@@ -13,34 +12,10 @@ from torch import Tensor
 
 from rl_lab.kernels.copies import WorkingCopies
 from rl_lab.kernels.deferred import DeferredLoop, Tensors
-from rl_lab.kernels.graphs import compile_block, compile_steps
+from rl_lab.kernels.graphs import compile_block
 
 
-class _OnCopies:
-    """Copies of model and actor, in `dtype`."""
-
-    def __init__(self, model: Any, actor: Any, dtype: torch.dtype) -> None:
-        self._copies = WorkingCopies(dtype)
-        self._model, self._actor = self._copies.add(model), self._copies.add(actor)
-
-
-class CopiedDream(_OnCopies):
-    """`StateSpaceModel.imagine` without gradients, in `dtype`."""
-
-    def __init__(self, model: Any, actor: Any, dtype: torch.dtype) -> None:
-        super().__init__(model, actor, dtype)
-        compile_steps(self._model)
-
-    def __call__(self, start: Any, latent_noise: Tensor, action_noise: Tensor) -> Any:
-        if self._copies.refresh():
-            compile_steps(self._model)
-        return self._model.imagine(start, self._policy, latent_noise=latent_noise, action_noise=action_noise)
-
-    def _policy(self, features: Tensor, noise: Tensor) -> Tensor:
-        return _choose(self._actor, features, noise)
-
-
-class DeferredDream(_OnCopies):
+class DeferredDream:
     """Dreams whose gradient reaches the actor through a model without further memory.
 
     The loop runs on copies of model and actor, in `dtype`. The actor sees states without their gradient, so that it can
@@ -49,7 +24,8 @@ class DeferredDream(_OnCopies):
 
     def __init__(self, model: Any, actor: Any, dtype: torch.dtype, make: Callable[..., Any]) -> None:
         """`make(deter, stoch, actions)` is called with h and z [horizon + 1, batch, size] and the actions."""
-        super().__init__(model, actor, dtype)
+        self._copies = WorkingCopies(dtype)
+        self._model, self._actor = self._copies.add(model), self._copies.add(actor)
         self.actor, self._make = actor, make
         self._predict, self._act, self._act_again = (
             compile_block(function) for function in (self._predicted, self._acted, self._acted_again)

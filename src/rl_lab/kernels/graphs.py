@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import cache, partial, wraps
+from itertools import chain
+from operator import itemgetter, methodcaller
 from typing import Any
 
 import torch
@@ -178,13 +180,13 @@ class CapturedStep:
         warmup: int = 2,  # the first one compiles, the second runs as it will be captured
     ):
         self._function, self._state, self._precompilation, self._warmup = function, state, precompilation, warmup
-        self._modules, self._seen, self._capturable = modules, 0, True
+        self._modules, self._watch, self._capturable = modules, Watch([]), True
         self._graph: torch.cuda.CUDAGraph | None = None
         self._inputs: Inputs = {}
         self._outputs: Outputs = {}
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Outputs:
-        if self._capturable and (self._graph is None or self._seen != structure(self._modules)):
+        if self._capturable and (self._graph is None or self._watch.changed()):
             self._capture(inputs)
         if not self._capturable:
             return self._function({name: tensor.to("cuda", non_blocking=True) for name, tensor in inputs.items()})
@@ -198,7 +200,7 @@ class CapturedStep:
         return self._outputs
 
     def _capture(self, inputs: Mapping[str, Tensor]) -> None:
-        self._seen = structure(self._modules)
+        self._watch = Watch(self._modules)
         if self._precompilation is not None:
             self._precompilation.wait()
         self._inputs = {name: tensor.to("cuda", copy=True) for name, tensor in inputs.items()}
@@ -231,18 +233,38 @@ class CapturedStep:
             _step_aside("A training step or a choice of actions is not captured as a CUDA graph", error)
 
 
-def structure(modules: Sequence[nn.Module]) -> int:
-    """A number that changes when a part of these is swapped, or gets or loses a hook, a function or a parameter. It
-    stays the same when parameters only change their values."""
-    found: list[Any] = []
-    met: set[int] = set()
-    following = list(modules)
-    while following:  # `Module.modules` takes longer, and this is asked before every replay of a graph
-        part = following.pop()
-        if id(part) not in met:
-            met.add(id(part))
-            following += [child for child in part._modules.values() if child is not None]
-            found += (id(part), type(part), part.training, *part._modules, *map(id, part._parameters.values()))
-            found += [(name, id(value)) for name, value in part.__dict__.items() if callable(value)]
-            found += [(kind, *hooks) for kind in HOOKS if (hooks := getattr(part, kind))]
-    return hash(tuple(found))
+class Watch:
+    """Tells when a part of some modules was swapped, or got or lost a hook, a function or a parameter. That parameters
+    change their values does not count, nor what a module notes of itself."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        # Asked before every replay of a graph, so the parts are listed once and compared by loops in C.
+        self._parts = list(dict.fromkeys(part for root in modules for part in root.modules()))
+        self._attributes = [vars(part) for part in self._parts]
+        self._named = [own[kind] for own in self._attributes for kind in ("_modules", "_parameters")]
+        self._hooks = [own[kind] for own in self._attributes for kind in HOOKS]
+        self._sizes, self._functions = self._count(), self._list_functions()
+        self._seen = self._look()
+
+    def changed(self) -> bool:
+        """Whether they differ from what they were when this was made."""
+        if (sizes := self._count()) != self._sizes:  # an attribute came or went: was it a function?
+            if self._list_functions() != self._functions:
+                return True
+            self._sizes = sizes
+        return self._look() != self._seen
+
+    def _count(self) -> list[int]:
+        return list(map(len, self._attributes))
+
+    def _list_functions(self) -> list[tuple[int, str]]:
+        return [(i, name) for i, own in enumerate(self._attributes) for name, value in own.items() if callable(value)]
+
+    def _look(self) -> tuple[list[Any], ...]:
+        return (
+            list(map(type, self._parts)),
+            list(map(itemgetter("training"), self._attributes)),
+            list(map(id, chain.from_iterable(map(methodcaller("values"), self._named)))),
+            list(chain.from_iterable(self._hooks)),
+            [id(self._attributes[i].get(name)) for i, name in self._functions],
+        )

@@ -10,7 +10,7 @@ from rl_lab.metrics.imagination_images import INK, canvas, grab, paste, resize, 
 from rl_lab.metrics.video import write_video
 from rl_lab.records import Illustration
 
-GAP, LEFT, TOP = 4, 78, 34  # pixels
+GAP, LEFT, TOP, HEAD = 4, 78, 34, 14  # pixels
 LIST = "illustrations.json"
 
 
@@ -33,16 +33,19 @@ def write_illustrations(illustrations: list[Illustration], folder: Path, *, fps:
 
 
 def _draw(item: Illustration, path: Path) -> Path:
-    """The rows below each other, their labels at the left, the title above."""
-    columns = max(len(images) for _, images in item.rows)
-    width, height = LEFT + columns * (item.cell + GAP) + 8, TOP + len(item.rows) * (item.cell + GAP) + 4
+    """The rows below each other, their labels at the left, those of columns and the title above."""
+    columns, top = max(len(images) for _, images in item.rows), TOP + HEAD * bool(item.columns)
+    width, height = LEFT + columns * (item.cell + GAP) + 8, top + len(item.rows) * (item.cell + GAP) + 4
     axes = canvas(width, height)
     axes.text(8, 18, literal(item.title), fontsize=10, weight="bold", va="center", color=INK)
+    for column, label in enumerate(item.columns):
+        x = LEFT + column * (item.cell + GAP) + item.cell / 2
+        axes.text(x, top - HEAD / 2, literal(label), fontsize=8, ha="center", va="center", color=INK)
     for row, (label, _) in enumerate(item.rows):
-        y = TOP + row * (item.cell + GAP) + item.cell / 2
+        y = top + row * (item.cell + GAP) + item.cell / 2
         axes.text(LEFT - 8, y, literal(label), fontsize=8, ha="right", va="center", color=INK)
     picture = grab(axes.figure)
     for row, (_, images) in enumerate(item.rows):
         for column, cell in enumerate(resize(rgb(images), item.cell)):
-            paste(picture, cell, LEFT + column * (item.cell + GAP), TOP + row * (item.cell + GAP))
+            paste(picture, cell, LEFT + column * (item.cell + GAP), top + row * (item.cell + GAP))
     return save_picture(path, picture)

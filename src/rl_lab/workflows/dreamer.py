@@ -20,7 +20,7 @@ from rl_lab.components.critics.dreamer import Critic
 from rl_lab.components.planners.base import Planner
 from rl_lab.components.world_models.base import Dream, LatentState, StateSpaceModel
 from rl_lab.errors import ConfigError
-from rl_lab.kernels.dreams import CopiedDream, DeferredDream
+from rl_lab.kernels.dreams import DeferredDream
 from rl_lab.kernels.graphs import Branch
 from rl_lab.metrics.values import TensorMetrics
 from rl_lab.nn.layers import frozen
@@ -122,7 +122,7 @@ class Dreamer(WorldModelWorkflow):
         model, behaviour = context.components.values(), (self.actor, self.critic)
         self.optimizers = Stepper(context.optimizers, {"world_model": model, "behaviour": behaviour})
         self._filtered: tuple[SequenceBatch, LatentState] | None = None  # of the last `update_world_model`
-        self._dreams: CopiedDream | DeferredDream | None = None
+        self._dreams: DeferredDream | None = None
         self._branch: Branch | None = None
         if context.compile:
             self._compile()
@@ -294,7 +294,7 @@ class Dreamer(WorldModelWorkflow):
             return self.rssm.imagine(start, self.dreamt_action, latent_noise=noise, action_noise=action_noise)
 
     def dreamt_action(self, features: Tensor, noise: Tensor) -> Tensor:
-        """The action in an imagined state. An override takes dreams off the GPU's copies of model and actor."""
+        """The action in an imagined state. An override takes dreams off the GPU's faster loop."""
         return self.actor.distribution(self.actor(features.detach())).sample(noise)
 
     def predictions(self, features: Float[Tensor, "states starts size"], value_logits: Tensor) -> Predictions:
@@ -324,11 +324,9 @@ class Dreamer(WorldModelWorkflow):
 
     def _compile(self) -> None:
         dtype = self.context.autocast_dtype or torch.float32
-        copies_hold = _is(self.dreamt_action, Dreamer.dreamt_action)
+        plain_action = _is(self.dreamt_action, Dreamer.dreamt_action)
         plain_loop = _is(self.rssm.imagine, StateSpaceModel.imagine) and self.rssm.initial(1).memory is None
-        if copies_hold and self.gradient == "reinforce" and dtype != torch.float32:
-            self._dreams = CopiedDream(self.rssm, self.actor, dtype)
-        elif copies_hold and plain_loop and self.gradient != "reinforce":
+        if plain_action and plain_loop and self.gradient != "reinforce":
             self._dreams = DeferredDream(self.rssm, self.actor, dtype, Dream.of)
         super()._compile()
         if self.context.device.type == "cuda":

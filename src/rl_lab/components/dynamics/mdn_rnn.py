@@ -84,8 +84,8 @@ class MDNRNN(nn.Module):
     ) -> Float[Tensor, "batch time units"]:
         """The memory after each step of a sequence. It is cleared where an episode begins.
 
-        Each piece of an episode becomes a row of its own, so that the LSTM runs once over all of them: cutting time
-        wherever an episode begins in any sequence would leave it dozens of short runs.
+        Each piece of an episode becomes a row of its own, as long as the longest, so that the LSTM runs once over all
+        of them: cutting time wherever an episode begins in any sequence would leave it dozens of short runs.
         """
         inputs = torch.cat([latent, action], -1)
         begins = is_first.clone()
@@ -93,7 +93,7 @@ class MDNRNN(nn.Module):
         piece = begins.flatten().cumsum(0).reshape(begins.shape) - 1  # row of each step …
         time = torch.arange(inputs.shape[1], device=inputs.device)
         place = time - torch.where(begins, time, 0).cummax(1).values  # … and its place there
-        rows = inputs.new_zeros(int(begins.sum()), *inputs.shape[1:])
+        rows = inputs.new_zeros(int(begins.sum()), int(place.max()) + 1, inputs.shape[-1])
         outputs, _ = self.lstm(rows.index_put((piece, place), inputs))
         return outputs[piece, place]
 
