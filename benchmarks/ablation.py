@@ -201,7 +201,7 @@ def ablate(name: str, *, turns: int, seconds: float) -> dict[str, Any]:
 
 
 def facts(name: str) -> dict[str, Any]:
-    """What was measured, and on what."""
+    """The case of one experiment and the machine, as the results file names them."""
     case, device = CASES[name], device_name() if CASES[name].device == "cuda" else "cpu"
     return {
         "experiment": name, "device": device, "cores": os.cpu_count(), "torch": torch.__version__,

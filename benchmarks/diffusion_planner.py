@@ -134,7 +134,7 @@ def main() -> None:
 
 
 def blank_rows() -> list[dict[str, Any]]:
-    """What the file says of each row beside its seeds."""
+    """The rows of the results file, without their seeds."""
     return [
         {"planner": planner or PRIOR, "settings": settings, "model_steps": model_steps(settings)}
         for planner, settings in ROWS

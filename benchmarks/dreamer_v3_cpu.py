@@ -64,7 +64,7 @@ class OurUpdates:
         gc.freeze()  # as the orchestrator does before its loop
 
     def sizes(self) -> dict[str, int]:
-        """What sheeprl must be given to do the same."""
+        """The sizes of model and batch, from which sheeprl builds the same."""
         workflow, spec = self.workflow, self.workflow.batch_spec()
         names = ("deter", "hidden", "groups", "classes", "blocks", "units", "bins")
         return {

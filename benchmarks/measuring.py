@@ -1,4 +1,4 @@
-"""What the benchmarks of single parts share: waiting for the device, naming it, and the file with their figures."""
+"""Helpers of the benchmarks of single parts: waiting for the device, its name, and the file with their figures."""
 
 from __future__ import annotations
 

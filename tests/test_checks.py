@@ -29,7 +29,7 @@ def test_every_copy_of_an_inner_function_is_checked() -> None:
 
 
 def test_inner_functions_of_one_name_keep_their_own_annotations() -> None:
-    """What is kept of one must not check the other."""
+    """The checks that were cached for one of them must not be used for the other."""
 
     def make(kind: type) -> Callable[..., object]:
         def inner(x):

@@ -57,7 +57,7 @@ def _require_listening(address: str | None, place: str) -> None:
 
 
 def result(task: Any) -> Any:
-    """What a task returned. Errors of the user's own pass as they are; Ray's become one line."""
+    """Wait for a task and return its value. RL Lab's own errors are raised as they are, others as one line."""
     import ray
 
     try:
@@ -88,7 +88,8 @@ def _first_line(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a node must have: the folder that the command was given in, and the same versions."""
+    """The conditions that a node of the cluster must meet: it has the folder that the command was given in, and the
+    same versions of the packages."""
 
     folder: str | None
     path: tuple[str, ...]

@@ -56,7 +56,8 @@ def parse_yaml(content: str | bytes) -> Any:
 
 
 def yaml_oddity(content: str | bytes) -> str | None:
-    """What a text has that no run writes and that could take for ever to read, or mislead; None where it is plain."""
+    """A feature of this YAML text that no run writes and that could take for ever to read, or mislead; None where there
+    is none."""
     import yaml
 
     if len(content) > LARGEST_YAML:

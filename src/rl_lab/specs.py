@@ -1,4 +1,4 @@
-"""What flows between environments and agents: the shape and kind of each observation key, and of the action."""
+"""Specs of observations and actions: the shape and kind of each observation key, and of the action."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ def test_wrong_arguments(rl_lab: Command, random_run: Path, arguments: list[str]
 
 
 def test_a_run_that_is_not_named(rl_lab: Command) -> None:
-    """What is asked for is what is missing."""
+    """The message names the missing argument, and not the optional ones."""
     _, _, errors = rl_lab("eval")
     assert "required: RUN" in errors
     assert "key=value" not in errors.splitlines()[-1]

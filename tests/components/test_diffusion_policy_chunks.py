@@ -118,7 +118,7 @@ def test_no_chunk_crosses_an_episode_s_end() -> None:
 
 
 def test_a_batch_teaches_only_its_present_episode() -> None:
-    """What stands in other episodes of a window changes nothing."""
+    """Records of other episodes in the same window do not change the loss."""
     learner = policy(prediction_horizon=6, action_horizon=2)
     observation, action = torch.randn(1, 6, 3), torch.rand(1, 6, 2)
     chunks = learner.chunks(batch_of(observation, action, first=[0, 4], last=[3]))

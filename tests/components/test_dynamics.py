@@ -51,7 +51,7 @@ def train(model, updates: int, noise: float = 0.0) -> None:
 @pytest.mark.parametrize("members", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_learns_the_change(name, members):
-    """What an action does to an observation far larger than the change, by one network or several."""
+    """Observations are far larger than the change that an action makes: one network, or several, still learn it."""
     model = make(name, members=members)
     train(model, 100)
     observation, action, following = transitions()

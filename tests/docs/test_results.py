@@ -134,7 +134,8 @@ def test_a_change_of_nothing_that_is_computed_is_not_seen(tmp_path: Path, file: 
 
 
 def test_the_code_of_an_experiment_is_its_own_and_that_of_the_loop() -> None:
-    """What its parts use, through `_target_` and through names; the loop; not what another algorithm uses."""
+    """It has the definitions that its parts use, through `_target_` and through names, and the loop; none of another
+    algorithm."""
     names = set(learning_code.definitions(prepare(["+experiment=dqn_cartpole"]).config))
     assert set(learning_code.LOOP) <= names
     assert {"rl_lab.workflows.dqn.DQN", "rl_lab.workflows.base.Workflow", "rl_lab.nn.flat_adam.FlatAdam"} <= names

@@ -100,6 +100,22 @@ class Fragile(Counter):
             return False
 
 
+class Closing(Counter):
+    """Does in close() what `how` says."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def close(self) -> None:
+        if self.how == "raise":
+            raise RuntimeError("the door is stuck")
+        if self.how == "hang":
+            time.sleep(3600)
+        if self.how == "exit":
+            os._exit(3)
+
+
 class Unseeded(Counter):
     """Ignores its seed."""
 
@@ -140,6 +156,7 @@ for _name, _class in {
     "Counter": Counter,
     "Mixed": Mixed,
     "Fragile": Fragile,
+    "Closing": Closing,
     "Unseeded": Unseeded,
     "Leaky": Leaky,
     "OldStyle": OldStyle,

@@ -27,12 +27,13 @@ def settings(name: str, **options: object) -> EnvironmentSettings:
 def test_what_ends_a_process_does_not_end_the_run(deed: str, check: bool) -> None:
     """The probe plays in a process of its own, with a limit, whether or not the checker is asked for."""
     words = {"hang": "no answer for 3 s", "exit": "exited with status 3", "crash": "SIGSEGV", "sys_exit": "SystemExit"}
-    expected = words.get(deed.partition("-")[0], "bad_environments.py, line")
+    expected = words.get(deed.partition("-")[0], "raised ")
     name = f"BadEnv-{deed}-v0"
     with pytest.raises(EnvironmentFailure, match=expected) as told:
         inspect_environment(settings(name, check=check))
     assert name in str(told.value)
     assert "\n" not in str(told.value)
+    assert ("bad_environments.py, line" in str(told.value)) == (not deed.startswith("exit"))  # os._exit leaves no trace
 
 
 @pytest.mark.parametrize("name", [f"BadEnv-{name}-v0" for name in VALUES])
@@ -59,6 +60,13 @@ def test_sys_exit_in_this_process_is_the_environments_error() -> None:
     with pytest.raises(EnvironmentFailure, match="failed 3 times"):
         envs.step(action)
     assert envs.restarts == 3
+
+
+def test_sys_exit_in_the_first_reset_is_the_environments_error() -> None:
+    """Nothing was played yet: the run ends with a line that names the environment."""
+    envs = make_vector_env(settings("BadEnv-sys_exit-reset-v0", backend="sync", check=False), seed=0)
+    with pytest.raises(EnvironmentFailure, match="BadEnv-sys_exit-reset-v0 raised SystemExit"):
+        envs.reset()
 
 
 def test_a_module_that_exits_is_told(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_a_new_environment_goes_on_where_the_saved_one_stood(
 
 @pytest.mark.parametrize(("name", "limit"), [("CartPole-v1", 30), ("ExampleMixed-v0", 30), ("ALE/Pong-v5", 320)])
 def test_both_back_ends_play_the_same_episodes(name: str, limit: int) -> None:
-    """What an agent sees does not depend on where the environments run, and a state moves from one to the other."""
+    """Both back ends return the same observations, and a state that one saved is loaded by the other."""
     sync, process = (
         make_vector_env(EnvironmentSettings(id=name, num_envs=3, backend=backend, time_limit=limit), seed=1)
         for backend in ("sync", "process")

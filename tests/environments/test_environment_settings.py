@@ -65,7 +65,7 @@ def test_a_missing_library_names_the_extra_and_the_command() -> None:
 
 
 def test_an_environment_of_the_old_interface_is_explained() -> None:
-    """What the checker knows stands in the error."""
+    """The error says what the checker found out: that the environment has the interface of before Gymnasium."""
     from rl_lab.errors import EnvironmentFailure
 
     with pytest.raises(EnvironmentFailure, match="takes no seed"):

@@ -110,6 +110,32 @@ def test_closing_ends_the_workers() -> None:
     assert all(process.poll() is not None for process in processes)
 
 
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("well", None),
+        ("raise", "exited with status 1 ("),
+        ("hang", "no answer for 1 s, environment.close() ("),
+        ("exit", "exited with status 3"),
+    ],
+)
+def test_an_environment_that_does_not_close_is_told(
+    how: str, words: str | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One warning that names it; the process is gone either way, and nothing is raised."""
+    monkeypatch.setattr("rl_lab.environments.worker_handle._CLOSING_S", 1.0 if how == "hang" else 10.0)
+    settings = EnvironmentSettings(id="ExampleClosing-v0", num_envs=1, backend="process", kwargs={"how": how})
+    env = make_vector_env(settings, seed=0)
+    env.reset()
+    process = env._workers[0]._process  # type: ignore[attr-defined]
+    env.close()
+    assert process.poll() is not None
+    told = [record.getMessage() for record in caplog.records if record.name == "rl_lab.environments.worker_handle"]
+    assert len(told) == (words is not None)
+    assert all("environment.id=ExampleClosing-v0" in line and str(words) in line for line in told)
+    assert all(("example_environments.py, line" in line) == (how != "exit") for line in told)
+
+
 SCRIPT = """
 import sys, time
 sys.path.insert(0, {folder!r})

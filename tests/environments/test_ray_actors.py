@@ -106,7 +106,7 @@ def test_a_run_on_actors_is_the_run_on_processes(rl_lab: Command, tmp_path: Path
 
 
 def collected(run: Path) -> list[Any]:
-    """What each row tells of the training episodes."""
+    """The metrics of training episodes in each row of a run."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     names = ("env_steps", "collect/episodes", "collect/episode_return", "collect/episode_length")
     return [[row.get(name) for name in names] for row in rows if "collect/episodes" in row]

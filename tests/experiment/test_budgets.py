@@ -20,7 +20,7 @@ NAMES = PhaseNames(update_hooks=("update",), default_ratio=0.5)
 
 
 def durations(*overrides: str) -> list[int]:
-    """What the phases of TD-MPC2 last: steps, updates, steps."""
+    """The durations of TD-MPC2's three phases: env steps, updates, env steps."""
     seed, pretrain, train = compose([TDMPC2, *overrides]).training.phases
     return [seed.duration_steps, pretrain.duration_updates, train.duration_steps]
 
@@ -83,7 +83,7 @@ def test_updates_are_reckoned(phases: list | None, wait: Wait, expected: dict[st
 
 
 def test_the_plan_agrees_with_the_run(dreamer_run: Path) -> None:
-    """What it announced is about what was made."""
+    """The number of updates that it announces is about the number that the run makes."""
     line = next(line for line in (dreamer_run / "plan.txt").read_text().splitlines() if line.startswith("Updates"))
     made = json.loads((dreamer_run / "summary.json").read_text())["updates"]
     assert made > 0

@@ -40,7 +40,7 @@ def test_the_settings_of_every_cell_exist(planner: str) -> None:
 
 
 def test_a_cell_is_a_score_or_a_reason(dreamer_run: Path) -> None:
-    """What is refused stands in the cell, in one sentence; what the agent does itself has a score."""
+    """A planner that cannot plan in a model has the reason in its cell, one sentence; the agent itself has a score."""
     model, run = Model("CartPole-v1", "RSSM", "dreamer_v3", {"horizon": 2}), RunDirectory(dreamer_run)
     assert "continuous actions" in cell(model, run, "gradient", 1)["reason"]
     assert cell(model, run, OWN, 1)["return_mean"] > 0.0

@@ -90,6 +90,25 @@ def test_a_run_that_was_killed_while_it_was_built_starts_again_in_place(tmp_path
     assert (run.info()["status"], run.info()["overrides"]) == ("completed", list(RANDOM))
 
 
+def test_a_run_directory_deleted_while_the_run_is_built_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever looks for a file in it first, the error says that the directory is gone."""
+    from rl_lab.errors import RLLabError
+    from rl_lab.experiment import plan
+
+    needed = plan.require_room
+
+    def delete(needs: object, device: object, folder: Path) -> None:
+        shutil.rmtree(folder)
+        needed(needs, device, folder)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(plan, "require_room", delete)
+    with pytest.raises(RLLabError, match="is gone: it was deleted or moved"):
+        run_training([*RANDOM, *QUIET, f"run_root={tmp_path}"])
+    assert not list(tmp_path.glob("*/*"))
+
+
 def test_a_signal_while_a_run_is_built_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process ends with the signal's status, and no run is left that would claim to be running."""
     import os

@@ -67,7 +67,7 @@ def ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def halves(ranks_folder: Path) -> list[dict[str, Any]]:
-    """What two ranks learned, each of its half."""
+    """The states of two ranks, each of which learned from half of every batch."""
     return [torch.load(ranks_folder / f"rank-{rank}.pt") for rank in range(2)]
 
 
@@ -147,7 +147,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(rl_lab: Command, ranks_folde
 
 
 def records(checkpoint: Path) -> list[dict[str, np.ndarray]]:
-    """What the replay of a checkpoint holds of each environment, counted over all ranks."""
+    """The records of each environment in the replay of a checkpoint; environments are counted over all ranks."""
     streams = []
     for rank in range(json.loads((checkpoint / "manifest.json").read_text())["ranks"]):
         state = torch.load(checkpoint / ("training.pt" if rank == 0 else f"training-{rank}.pt"))

@@ -24,7 +24,7 @@ def updates(run: Path) -> dict[int, dict[str, object]]:
 
 
 def test_a_transformer_run_in_two_parts_equals_the_whole(tmp_path: Path) -> None:
-    """What the agent remembers of the running episode is saved with it. Then its model imagines."""
+    """The transformer's memory of the running episode is saved with the run. Then its model imagines."""
     whole = run_training([*BASE, TRANSFORMER, "training.total_timesteps=64", f"run_root={tmp_path}/a"]).folder
     part = run_in_parts([*BASE, TRANSFORMER, f"run_root={tmp_path}/b"], first=40, total=64)
     assert len(updates(whole)) > 2

@@ -198,7 +198,7 @@ ACTING = [
 
 
 def actions(workflow: Any) -> dict[str, Tensor]:
-    """What is done for some observations, and the state after it, twice: the second call replays a captured graph."""
+    """The actions for some observations and the states after them, twice: the second call replays a captured graph."""
     generator = torch.Generator().manual_seed(0)
     rows = 32  # discrete choices change for some of them
     state = workflow.initial_state(rows)

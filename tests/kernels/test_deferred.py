@@ -63,7 +63,7 @@ def test_replaying_all_steps_at_once_gives_the_gradients_of_the_loop(weight):
 
 
 def test_driving_inputs_get_their_gradients_from_the_loop(weight):
-    """What chose them from the states, without a gradient by these, learns from all steps at once."""
+    """A network that chose the inputs from detached states gets the gradients of all steps at once."""
     chooser = torch.randn(SIZE, SIZE, dtype=torch.float64, requires_grad=True)
     fixed = weight.detach()
     state, expected = start(), []

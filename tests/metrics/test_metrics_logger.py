@@ -68,7 +68,7 @@ def test_floats_keep_every_bit_and_rows_are_valid_json(tmp_path):
 
 
 def test_scalar_goes_into_the_next_row_only(tmp_path):
-    """What a workflow writes by itself appears once."""
+    """A scalar that a workflow writes by itself stands in one row."""
     logger = MetricsLogger(tmp_path / "metrics.jsonl")
     logger.scalar("workflow/temperature", 0.5)
     log(logger, 10, loss=1.0)

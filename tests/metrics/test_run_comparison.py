@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from rl_lab.errors import RLLabError
-from rl_lab.metrics.comparison import _panels, compare_runs
+from rl_lab.metrics.charts import COLOURS, Panel, draw
+from rl_lab.metrics.comparison import _panels, compare_runs, group_runs
 from rl_lab.metrics.logger import MetricsLogger
 from rl_lab.metrics.run_files import read_run
 from rl_lab.metrics.statistics import bootstrap_interval
@@ -78,6 +80,41 @@ def test_runs_of_very_different_length_share_a_logarithmic_axis(make_run, tmp_pa
     assert all(panel.log_x for panel in _panels({"a": alike, "b": [short]}, TRAINING))
     compare_runs([alike[0].folder, short.folder], tmp_path)
     assert (tmp_path / "comparison.png").stat().st_size > 0
+
+
+def strength(figure, x, y):
+    """How far the strongest point of a line at (x, y) stands out from white, from 0 to 1."""
+    column, row = map(round, figure.axes[0].transData.transform((x, y)))
+    image = np.asarray(figure.canvas.buffer_rgba(), np.float64)[::-1, :, :3]
+    return np.linalg.norm(255.0 - image[row - 3 : row + 4, column - 3 : column + 4], axis=-1).max()
+
+
+def test_the_line_of_one_run_can_be_seen(make_run):
+    """Thin beside its group's, and still at least half as strong, in every colour."""
+    members = [read_run(make_run(f"s{seed}", seed=seed, metrics={TRAINING: 100.0 * seed})) for seed in (1, 2, 3, 4)]
+    groups = {f"group {number}": members for number in range(len(COLOURS))}
+    series = _panels(groups, TRAINING)[0].series
+    thin, thick = series[: -len(groups)], series[-len(groups) :]
+    for number, middle in enumerate(thick):
+        figure = draw([Panel([*thin[4 * number : 4 * number + 4], middle])], svg=False, width=5.0, height=3.0)
+        figure.canvas.draw()
+        group = strength(figure, 2400.0, 250.0)
+        for run in (100.0, 200.0, 300.0, 400.0):
+            assert strength(figure, 2400.0, run) > 0.5 * group
+
+
+def test_long_names_stay_within_the_picture(make_run, tmp_path):
+    """A legend breaks its lines, on a narrow page too, and the table of settings has the whole names."""
+    name = "an_experiment_" * 8 + "end"
+    folders = [make_run("a-s0", experiment=name), make_run("b-s0", experiment=name, seed=1, lr=1e-3)]
+    grouped = group_runs([read_run(folder) for folder in folders])
+    for width in (4.8, 10.0):
+        figure = draw(_panels(grouped, TRAINING), svg=True, columns=1, width=width, height=3.4, legend_below=True)
+        figure.draw_without_rendering()
+        assert figure.legends[0].get_window_extent().x1 <= figure.bbox.x1
+    compare_runs(folders, tmp_path)
+    page = (tmp_path / "comparison.html").read_text()
+    assert all(f"<th>{label}</th>" in page for label in grouped)
 
 
 def test_time_counts_from_where_a_run_came_to_speed(make_run):

@@ -68,7 +68,7 @@ def test_pooled_conv_by_phases_equals_convolving_then_pooling() -> None:
 
 
 def test_pooled_conv_by_phases_passes_nan_on() -> None:
-    """What is not finite must reach the check of the loss."""
+    """A NaN must not be lost in pooling: the check of the loss has to see it."""
     layer, x = PooledConv(1, 2), torch.zeros(1, 8, 8, 1)
     x[0, 5, 5] = float("nan")
     assert torch.equal(layer.by_phases(x).isnan(), layer(x).isnan())

@@ -67,7 +67,7 @@ def run_toys(folder: Path, plan: list[dict[str, Any]], *, overlap: bool) -> tupl
     """A run of the toys, and what happened in it, in order."""
     toys, log = build_toys(folder, plan, overlap=overlap), list[Any]()
     envs, source = toys.context.train_envs, toys.context.data_sources["replay"]
-    for owner, name in ((envs, "send"), (envs, "receive"), (toys, "_evaluate")):
+    for owner, name in ((envs, "send"), (envs, "receive"), (toys.evaluation, "run")):
         setattr(owner, name, noting(getattr(owner, name), log, name))
     toys._hooks["update_world_model"] = noting(toys._hooks["update_world_model"], log, "update")
     source.add = noting(source.add, log, lambda block: len(block.fields["reward"]))
@@ -88,7 +88,7 @@ def test_updates_run_between_send_and_receive(tmp_path: Path) -> None:
     _, log = run_toys(tmp_path, phases("collect", "world_model"), overlap=True)
     cycle = ["receive", "send", 2, "update"]
     ended = ["receive", "send", 1, 2, "update"]  # the environments' episodes last 3 and 5 steps
-    assert log == ["send", 2, "update", *cycle, *cycle, *ended, *cycle, *ended, "receive", 1, "_evaluate"]
+    assert log == ["send", 2, "update", *cycle, *cycle, *ended, *cycle, *ended, "receive", 1, "run"]
 
 
 def test_overlap_only_delays_the_ends_of_episodes(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_rollbacks_try_older_checkpoints(tmp_path):
 
 
 def test_the_best_of_an_abandoned_future_is_gone(tmp_path):
-    """Resumed at an earlier step, neither `best` nor a younger checkpoint may come back; on a rollback neither."""
+    """Resumed at an earlier step, neither `best` nor a younger checkpoint may come back."""
     phases = [{**JOINT, "workflow_hooks": [*JOINT["workflow_hooks"], {"eval": {"every": 6}}]}]
     options = {"best_metric": "eval/return_mean", "select": "best"}
     orchestrator = build(tmp_path, phases, total=36, **options)
@@ -134,9 +134,32 @@ def test_the_best_of_an_abandoned_future_is_gone(tmp_path):
     assert list(again.checkpoints.available()) == [24]
     assert again.checkpoints.latest().name == "step-24"
     assert again.checkpoints.best() is None
-    assert again.best_score is None
+    assert again.evaluation.best_score is None
     again.run()
     assert json.loads(again.run_directory.summary_json.read_text())["env_steps"] == 26
+
+
+def test_a_rollback_forgets_the_best_of_what_it_gave_up(tmp_path, monkeypatch):
+    """The best agent of step 18 is gone with the steps after 12; the next evaluation is the best again."""
+    phases = [{**JOINT, "workflow_hooks": [*JOINT["workflow_hooks"], {"eval": {"every": 6}}]}]
+    orchestrator = build(tmp_path, phases, total=36, on_nonfinite="rollback", best_metric="eval/return_mean")
+    poison_at(orchestrator, 10)  # at env step 20
+    seen = []
+
+    def look(kind, message):
+        seen.append((kind, orchestrator.clock, orchestrator.checkpoints.best(), orchestrator.evaluation.best_score))
+
+    save = orchestrator.checkpoints.save_best
+    saved = []
+    monkeypatch.setattr(orchestrator.recorder, "event", look)
+    monkeypatch.setattr(
+        orchestrator.checkpoints,
+        "save_best",
+        lambda step, *rest, **more: (saved.append(step), save(step, *rest, **more)),
+    )
+    assert orchestrator.run() == 0
+    assert seen == [("rollback", 12, None, None)]
+    assert saved[:5] == [6, 12, 18, 12, 18]
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "deleted"])

@@ -116,7 +116,7 @@ def test_a_torn_lock_does_not_lock_forever(tmp_path):
 
 
 def test_events_are_cut_back_with_the_run(tmp_path):
-    """What came after the checkpoint is forgotten."""
+    """Events that came after the checkpoint are removed."""
     run = RunDirectory.create(tmp_path, "x", 0)
     run.event("a", "first", 10)
     position = run.events_position()

@@ -126,7 +126,7 @@ def test_a_stream_that_runs_dry_ends_its_updates():
 
 
 def test_an_offline_phase_without_data_is_an_error_not_a_hang():
-    """What collects nothing can not wait for records."""
+    """A phase that collects nothing would wait for ever for its records."""
     scheduler = make({"type": "offline", "duration_updates": 5, "data_source": "other"}, ready=lambda name: False)
     with pytest.raises(DataError, match="collects none"):
         scheduler.next_action()

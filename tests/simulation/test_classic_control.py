@@ -80,7 +80,7 @@ def test_known_dynamics_are_gymnasiums(name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_state_is_read_off_its_observation(name):
-    """What is seen of the state that an observation was decoded to is that observation."""
+    """Decoding an observation to a state and observing that state gives the observation back."""
     task = make_task(environment=name)
     state = torch.from_numpy(real_transitions(name)["state"][:50])
     seen = task.encode(state)

@@ -129,7 +129,7 @@ def rows(run: Path) -> list[dict[str, Any]]:
 
 
 class Result(NamedTuple):
-    """What two runs are compared by."""
+    """The parts of a run that must be equal in two runs."""
 
     rows: list[dict[str, Any]]
     weights: str  # a digest of everything that it takes to act, of the last checkpoint
@@ -153,7 +153,7 @@ def weights(checkpoint: Path) -> str:
 
 
 def leaves(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """What is no mapping and no list, each with its dotted name."""
+    """Each value in nested mappings and lists, with its dotted name."""
     if isinstance(node, dict | list | tuple):
         for key, value in node.items() if isinstance(node, dict) else enumerate(node):
             yield from leaves(value, f"{name}.{key}")

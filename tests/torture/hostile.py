@@ -43,7 +43,7 @@ def _payloads(folder: Path) -> dict[str, Config]:
         "import": {"_target_": "importlib.import_module", "name": "evilmod"},
         "hydra": {"_target_": "hydra.utils.instantiate", "config": {"_target_": "os.system", "command": touch}},
         "our function": {"_target_": "rl_lab.environments.factory.import_user_module", "module": "evilmod"},
-        "our process": {"_target_": "rl_lab.environments.process.WorkerHandle", "slot": 0},
+        "our process": {"_target_": "rl_lab.environments.worker_handle.WorkerHandle", "slot": 0},
         "our import": {"_target_": "rl_lab.data_sources.replay.Path"},
         "in the folder": {"_target_": "evilmod.anything"},
         "odd": {"_target_": ["os", "system"], "command": touch},

@@ -28,7 +28,7 @@ _seconds: dict[str, float] = {}
 
 
 def whole(case: str) -> Result:
-    """What the run that nobody touched came to."""
+    """The result of the case's run that was left alone; it is trained once."""
     if case not in _whole:
         with folder() as root:
             ended = in_child(lambda: str(train(case, root)), limit=600)

@@ -42,7 +42,7 @@ ENDLESS = "training.total_timesteps=100_000_000"
 
 
 class Sample(NamedTuple):
-    """What the training process, with its workers, holds at one moment."""
+    """The memory, handles and threads that the training process and its workers hold at one moment."""
 
     time_s: float
     rss: int

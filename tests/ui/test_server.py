@@ -1,4 +1,4 @@
-"""What the server answers, and to whom."""
+"""The answers of the server, and who gets them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
+from rl_lab.ui.dream import hub
 from rl_lab.ui.server import make_app
 
 RUN = "demo/20260101-000000-s0"
@@ -143,6 +144,50 @@ def test_a_run_that_cannot_dream_is_one_clear_line(client: TestClient) -> None:
         assert "\n" not in answer["text"]
         assert text in answer["text"] or run == RUN
     assert client.get("/api/runs").status_code == 200
+
+
+class Listening:
+    """Stands in for the process of a dream: keeps what it is told, and has a defect that one command shows."""
+
+    ended = last_left = None
+
+    def __init__(self, folder: Path, *, trust: bool) -> None:
+        self.process, self.told, self.clients = self, [], {}
+
+    def is_alive(self) -> bool:
+        return True
+
+    def join(self) -> hub.Client:
+        return self.clients.setdefault(1, hub.Client(1))
+
+    def send(self, command: dict[str, object]) -> None:
+        if command["type"] == "defect":
+            raise KeyError("defect")
+        self.told.append(command["type"])
+
+    def close(self) -> None: ...
+
+
+def test_odd_messages_are_passed_over_and_defects_are_not(
+    make_run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes, a broken text and no mapping mean nothing; an error of the server's own is not taken for a farewell."""
+    monkeypatch.setattr(hub, "Dream", Listening)
+    make_run()
+    dreams = hub.Dreams()
+    client = TestClient(make_app(tmp_path / "runs", dreams=dreams), base_url="http://127.0.0.1:8600")
+    origin = {"Origin": "http://127.0.0.1:8600"}
+    with client.websocket_connect(f"{SOCKET}?run={RUN}", headers=origin) as socket:
+        socket.send_bytes(b"bytes")
+        for text in ("{", "[1]", '{"type": "step"}'):
+            socket.send_text(text)
+    (dream,) = dreams._dreams.values()
+    assert dream.told == ["step", "play"]  # it stops playing when the last one has left
+    with (
+        pytest.raises(KeyError, match="defect"),
+        client.websocket_connect(f"{SOCKET}?run={RUN}", headers=origin) as socket,
+    ):
+        socket.send_text('{"type": "defect"}')
 
 
 def test_only_the_process_that_writes_the_run_is_stopped(client: TestClient, tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_misspelt_loss_scale_is_refused():
 
 
 def test_dreams_copy_the_model_before_it_is_compiled(monkeypatch):
-    """What a compiled model holds (functions, locks) need not be copyable."""
+    """A compiled model holds functions and locks, which need not be copyable."""
 
     def compile_steps(model) -> None:
         model.compiled["observe_step"] = threading.Lock()

@@ -78,7 +78,7 @@ def make_batch(workflow: MBMPC, ends: bool = True) -> SequenceBatch:
 
 
 def test_transitions_are_pairs_of_records():
-    """What an action led to is the next record, with its reward and end; a last record leads nowhere."""
+    """The successor of a record is the next record, with its reward and end; the last record of an episode has none."""
     workflow = make_mbmpc(CONTINUOUS)
     batch = make_batch(workflow)
     seen = workflow.transitions(batch)

@@ -25,7 +25,7 @@ FAMILIES = {
 
 
 class BranchOnHost:
-    """What it is told, in order."""
+    """Stands in for a second stream, and keeps what it is told, in order."""
 
     def __init__(self) -> None:
         self.told: list[str] = []

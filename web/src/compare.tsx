@@ -74,7 +74,7 @@ function curves(groups: Group[], weight: number, single: boolean): Line[] {
     const several = group.middle !== null;
     const own: Line[] = single || !several ? group.runs.filter((run) => run.x.length).map((run) => ({
       label: several ? `seed ${run.seed}` : group.label, x: run.x, y: smooth(run.y, weight), colour: tint,
-      width: several ? 1 : 2.2, alpha: several ? 0.45 : 1, dots: run.x.length < 2,
+      width: several ? 1.2 : 2.2, alpha: several ? 0.7 : 1, dots: run.x.length < 2,
     })) : [];
     if (group.middle) {
       own.push({ label: `${group.label}: IQM of ${group.runs.length}`, colour: tint, width: 2.6, x: group.middle.x,

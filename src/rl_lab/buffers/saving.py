@@ -32,13 +32,14 @@ def save_rows(storage: Storage, held: np.ndarray, folder: Path) -> None:
 
 
 def load_rows(storage: Storage, held: np.ndarray, folder: Path) -> None:
-    """What `save_rows` wrote, of as many streams as are here."""
+    """Read the files of `save_rows` into a storage with the same number of streams; `held` rows of each."""
     length = storage.rows // len(held)
     load_streams(storage, held, folder, [stream * length for stream in range(len(held))])
 
 
 def load_streams(storage: Storage, held: np.ndarray, folder: Path, places: Sequence[int | None]) -> None:
-    """What `save_rows` wrote, the rows of each stream from its place on. None: they are left out."""
+    """Read the files of `save_rows`, with `held` rows of each stream, into a storage. The rows of a stream begin at its
+    place; those of one whose place is None are left out."""
     for name, spec in storage.fields.items():
         path, expected = folder / field_file(name, "npy"), (int(held.sum()), *spec.shape)
         try:

@@ -1,4 +1,4 @@
-"""What the commands' parsers share."""
+"""Arguments that several commands have, and the form of their parsers."""
 
 from __future__ import annotations
 

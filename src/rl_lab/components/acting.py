@@ -1,4 +1,5 @@
-"""What acts: a controller that chooses actions by itself, and one that also learns to, from any workflow's batches."""
+"""Interfaces of whatever chooses actions: a controller that acts by itself, and one that also learns from the batches
+of any workflow."""
 
 from __future__ import annotations
 

@@ -58,13 +58,13 @@ class LeafConverter:
         if array.dtype.kind not in "biuf":
             raise TypeError(f"{type(value).__name__} is no number")
         if array.shape != self.spec.shape and not array.size == self.size == 1:
-            raise ValueError(f"shape {array.shape}")
+            raise ValueError(f"shape {array.shape} in place of {self.spec.shape}")
         return array.reshape(self.spec.shape)
 
     def _stacked(self, value: Any, first: bool) -> np.ndarray:
         frame = np.array(value, self._single.dtype)  # a copy: the environment may reuse its buffer
         if frame.shape != self._single.shape:
-            raise ValueError(f"shape {frame.shape}")
+            raise ValueError(f"shape {frame.shape} in place of {self._single.shape}")
         self._frames = [frame] * self._stack if first or not self._frames else [*self._frames[1:], frame]
         if self._single.kind == "image":
             return np.concatenate(self._frames, -1)

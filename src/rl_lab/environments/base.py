@@ -93,8 +93,8 @@ class VectorEnv(ABC):
 
 
 def dealt_environments(states: Sequence[Mapping[str, Any]], own: slice) -> dict[str, Any]:
-    """What `load_state_dict` takes where ranks saved `states` and this one has the environments `own` of all: the
-    running episodes go on. Empty where episodes could not be saved."""
+    """A state for `load_state_dict` of this rank, from the `states` that another number of ranks saved: the running
+    episodes of the environments `own`, among all, go on. Empty where episodes could not be saved."""
     if not all(states):
         return {}
     rows = {name: ranks.dealt([state[name] for state in states], own) for name in PER_ENV}

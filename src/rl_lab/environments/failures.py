@@ -1,4 +1,4 @@
-"""What an environment raised, in one line."""
+"""Errors of environments and values that they returned, described in one line."""
 
 from __future__ import annotations
 

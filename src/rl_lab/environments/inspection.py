@@ -1,4 +1,4 @@
-"""What an environment is like, found by building one and playing it for a moment."""
+"""Facts about an environment (its spaces, its speed, what is wrong with it), found by playing it for a moment."""
 
 from __future__ import annotations
 

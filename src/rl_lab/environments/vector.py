@@ -1,4 +1,4 @@
-"""What both back ends share: episode bookkeeping, failures, and bringing episodes back by seed and actions."""
+"""The base of all vector environments: episode bookkeeping, failures, and replaying episodes from seed and actions."""
 
 from __future__ import annotations
 

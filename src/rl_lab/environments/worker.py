@@ -6,7 +6,6 @@ a command byte, with a pickle behind it where there is more to say. Arrays trave
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import pickle
@@ -27,13 +26,19 @@ def main(connection_fd: int, arrays_fd: int, trace_fd: int) -> None:
     """Serve until the parent closes the connection, says so, or is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # sent to the whole group, they are the parent's to handle
         signal.signal(number, signal.SIG_IGN)
-    faulthandler.enable(trace_fd)
+    faulthandler.enable(trace_fd, all_threads=False)  # a crash is told by the thread that made it
     faulthandler.register(signal.SIGUSR1, trace_fd, all_threads=False)  # asked for when this worker seems to hang
     threading.Thread(target=end_with_parent, args=(os.getppid(),), daemon=True).start()
     connection: Connection = Connection(connection_fd)
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+    status = 0
+    try:
         Worker(connection, arrays_fd).serve()
-    os._exit(0)  # libraries with their own threads must not hold a worker up
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+        pass
+    except (Exception, SystemExit):  # environments that cannot be closed
+        os.write(trace_fd, traceback.format_exc().encode())
+        status = 1
+    os._exit(status)  # libraries with their own threads must not hold a worker up
 
 
 def end_with_parent(parent: int) -> None:

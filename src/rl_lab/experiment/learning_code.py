@@ -43,8 +43,8 @@ LEFT_OUT = (
     "buffers.journal", "buffers.saving", "environments.checker", "environments.factory.import_user_module",
     "environments.failures", "environments.families", "environments.group", "environments.headless",
     "environments.inspection", "environments.make_vector_env", "environments.pool", "environments.process",
-    "environments.ray_actors", "environments.shared_arrays", "environments.worker", "orchestration.checkpoint",
-    "orchestration.recorder", "orchestration.run_directory", "workflows.diagnosis",
+    "environments.ray_actors", "environments.shared_arrays", "environments.worker", "environments.worker_handle",
+    "orchestration.checkpoint", "orchestration.recorder", "orchestration.run_directory", "workflows.diagnosis",
 )  # fmt: skip
 OF_FAMILIES = {  # modules that only environments with such ids use
     "environments.atari": r"(^|:)ALE/", "environments.box2d": "^(CarRacing|LunarLander|BipedalWalker)",
@@ -72,7 +72,8 @@ def settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def definitions(config: Mapping[str, Any], *, source: Path = SOURCE) -> dict[str, str]:
-    """What each definition computes, by its dotted name. `source`: the folder of another version of RL Lab."""
+    """The code of every definition that this configuration reaches, without docstrings and annotations, by its dotted
+    name. `source`: the folder of another version of RL Lab."""
     environment = config["environment"]["id"]
     unused = tuple(module for module, ids in OF_FAMILIES.items() if re.search(ids, environment) is None)
     family = family_of(environment)

@@ -99,7 +99,8 @@ def _check_gpus(prepared: Prepared) -> None:
 
 
 def share(prepared: Prepared) -> Prepared:
-    """What one rank builds: its share of the environments and of the replay. The orchestrator divides the batches."""
+    """The configuration of one rank, with its share of the environments and of the replay. The orchestrator divides the
+    batches."""
     count = ranks.count()
     if count == 1:
         return prepared
@@ -155,7 +156,7 @@ class Follower(RunDirectory):
 
 @dataclass(frozen=True)
 class Assignment:
-    """What every rank is told: the run directory, which is made already, and how to go on with it."""
+    """The task of every rank: the run directory, which exists already, and how to go on with it."""
 
     path: Path
     overrides: list[str]
@@ -245,6 +246,6 @@ def _judge(codes: list[int | None], logs: list[Path]) -> int:
 
 
 def read_assignment(path: str) -> Assignment:
-    """What the process that started the ranks wrote for them."""
+    """The assignment in a file that the process which started the ranks wrote."""
     assignment: Assignment = pickle.loads(Path(path).read_bytes())
     return assignment

@@ -28,7 +28,7 @@ OWNER, ARGUMENTS, RUN, ERROR = "owner", "arguments", "run", "error"  # user attr
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What became of the run of a trial."""
+    """The run of a trial and its score."""
 
     run: str
     value: float | None  # None: pruned
@@ -213,7 +213,7 @@ class PruneByStudy:
 
 @dataclass(frozen=True)
 class StudySummary:
-    """What `rl-lab sweep` shows."""
+    """A study as `rl-lab sweep` shows it: its trials, the importance of each setting, and the best trial."""
 
     name: str
     direction: str

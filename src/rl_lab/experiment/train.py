@@ -22,7 +22,7 @@ from rl_lab.experiment.learning_code import digests
 from rl_lab.experiment.prepare import Prepared, prepare
 from rl_lab.experiment.resume import RESUME_KEY, Resumption, is_over, prepare_resume, runs_with
 from rl_lab.orchestration.files import NO_ROOM
-from rl_lab.orchestration.orchestrator import StopRule
+from rl_lab.orchestration.periodic_evaluation import StopRule
 from rl_lab.orchestration.run_directory import RunDirectory
 from rl_lab.orchestration.signals import ending_at_once
 
@@ -162,7 +162,7 @@ def _resumes(overrides: Sequence[str]) -> bool:
 
 def _go(prepared: Prepared, run: RunDirectory, resumption: Resumption | None, stop_rule: StopRule | None) -> Outcome:
     run = run if ranks.is_first() else shares.Follower(run.path)
-    with run.lock():
+    with run.lock(), run.required():
         try:
             with ending_at_once():
                 experiment = build(shares.share(prepared), run)
@@ -170,10 +170,10 @@ def _go(prepared: Prepared, run: RunDirectory, resumption: Resumption | None, st
             if resumption is None and ranks.is_first():  # nothing has happened in it yet
                 shutil.rmtree(run.path, ignore_errors=True)
             raise
-        experiment.orchestrator.stop_rule = stop_rule
+        experiment.orchestrator.evaluation.stop_rule = stop_rule
         try:
             code = _run(experiment, prepared, run, resumption)
-            return Outcome(code, run.path, pruned=experiment.orchestrator.pruned is not None)
+            return Outcome(code, run.path, pruned=experiment.orchestrator.evaluation.pruned is not None)
         except Exception as error:
             error.run_folder = run.path  # type: ignore[attr-defined]  # the command line writes the traceback there
             if resumption is not None and not resumption.is_trusted and not isinstance(error, RLLabError | OSError):

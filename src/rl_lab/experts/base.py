@@ -1,4 +1,4 @@
-"""What a scripted expert offers, and the experts by name."""
+"""The interface of scripted experts, and the experts by name."""
 
 from __future__ import annotations
 

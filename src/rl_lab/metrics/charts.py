@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5
 
 _INK = "#1f2328"
 _SVG_INK = "#010203"  # stands for "the page's text colour" until the SVG is written
+_LEGEND_KEY, _LEGEND_LETTER = 0.6, 0.068  # inches of a legend: line and margins, a letter
 _PARAMETERS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rl-lab",
@@ -93,8 +95,9 @@ def draw(
         if legend_below:
             handles, labels = grid[0].get_legend_handles_labels()
             columns = 1 if max(map(len, labels), default=0) > 40 else 2
+            letters = int((width / columns - _LEGEND_KEY) / _LEGEND_LETTER)
             place: Any = {"loc": "outside lower left", "ncols": columns, "frameon": False}
-            figure.legend(handles, labels, fontsize=8, labelcolor=ink, **place)
+            figure.legend(handles, [fill(text, letters) for text in labels], fontsize=8, labelcolor=ink, **place)
     return figure
 
 

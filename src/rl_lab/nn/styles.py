@@ -1,4 +1,5 @@
-"""What stands between the linear layers of a network, and how their weights begin: the habits of one algorithm.
+"""Styles of networks: the norm and the activation between linear layers, and the initialisation, as one algorithm has
+them.
 
 A configuration names a style (`style: dreamer_v2`) or spells one out (`style: {norm: layer, activation: mish}`).
 """

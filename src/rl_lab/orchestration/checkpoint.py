@@ -40,7 +40,7 @@ def share_folder(rank: int) -> str:
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank saved."""
+    """The part of a checkpoint that one rank wrote."""
 
     state: dict[str, Any]
     sources: dict[str, dict[str, Any]]

@@ -86,10 +86,10 @@ def _final_evaluation(orchestrator: Orchestrator) -> FinalEvaluation | None:
         checkpoint = orchestrator.checkpoints.load(best, agent_only=True)
         load_agent(checkpoint, workflow, context)
         step = checkpoint.env_steps or checkpoint.step
-    envs = orchestrator.eval_envs("final", render=settings.video)
+    envs = orchestrator.evaluation.make_envs("final", render=settings.video)
     try:
         result = evaluate(
-            orchestrator.evaluated,
+            orchestrator.evaluation.actor,
             envs,
             episodes,
             seed=context.seed,

@@ -12,9 +12,7 @@ from typing import Any, Literal, Protocol
 from torch import nn
 
 from rl_lab import ranks
-from rl_lab.components.acting import Acts
 from rl_lab.data_sources.base import DataSource
-from rl_lab.environments.base import SeedStream, VectorEnv
 from rl_lab.errors import ConfigError, RLLabError
 from rl_lab.metrics.console import RunConsole
 from rl_lab.metrics.logger import MetricsLogger
@@ -22,14 +20,14 @@ from rl_lab.metrics.values import Metrics
 from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointManager
 from rl_lab.orchestration.completion import complete
 from rl_lab.orchestration.conditions import ConditionWatch
-from rl_lab.orchestration.evaluation import EvaluationResult, evaluate
 from rl_lab.orchestration.files import NO_ROOM
 from rl_lab.orchestration.nonfinite import NonFiniteGuard, Policy, first_bad, nonfinite_parameter
+from rl_lab.orchestration.periodic_evaluation import EvalEnvsFactory, PeriodicEvaluation
 from rl_lab.orchestration.phase_records import Phase
 from rl_lab.orchestration.recorder import Recorder
 from rl_lab.orchestration.recovery import resume, roll_back
 from rl_lab.orchestration.run_directory import RunDirectory
-from rl_lab.orchestration.run_state import agent_state, fitting, gather_state, restore_state
+from rl_lab.orchestration.run_state import fitting, gather_state, restore_state
 from rl_lab.orchestration.scheduler import Action, PhaseScheduler
 from rl_lab.orchestration.signals import StopSignal
 from rl_lab.records import Batch, BatchSpec, CollectResult
@@ -43,24 +41,12 @@ _DURING_STEPS = ("collect", "update")  # what may happen while the environments 
 _ACTIVITY = {"collect": "collecting", "update": "updating", "evaluate": "evaluating"}
 
 
-class EvalEnvsFactory(Protocol):
-    """Makes the environments of one evaluation stream."""
-
-    def __call__(self, stream: SeedStream, *, render: bool) -> VectorEnv: ...
-
-
 class Collects(Protocol):
     """Who takes the decisions in the training environments: the workflow, or collectors elsewhere."""
 
     def collect_step(self, step: int, *, phase: PhaseView) -> CollectResult | None: ...
 
     def close(self) -> None: ...
-
-
-class StopRule(Protocol):
-    """Looks at each evaluation of a run: why the run should end here, or None."""
-
-    def __call__(self, metrics: Mapping[str, float], env_steps: int) -> str | None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +83,7 @@ class Orchestrator:
         on_complete: Sequence[Callable[[], object]] = (),
     ) -> None:
         self.workflow, self.context, self.settings, self.run_directory = workflow, context, settings, run
-        self.checkpoints, self.eval_envs, self.on_complete = checkpoints, eval_envs, on_complete
+        self.checkpoints, self.on_complete = checkpoints, on_complete
         self.scheduler = PhaseScheduler(phases, settings.total_timesteps, ready=self._source_ready)
         repeat = context.train_envs.action_repeat if context.train_envs is not None else 1
         self.recorder = Recorder(
@@ -106,8 +92,7 @@ class Orchestrator:
         self.guard = NonFiniteGuard(policy=settings.on_nonfinite, run=run, workflow=workflow)
         self.signal = StopSignal()
         self.collects: Collects = workflow
-        self.stop_rule: StopRule | None = None
-        self.pruned: str | None = None  # why the rule ended the run
+        self.evaluation = PeriodicEvaluation(self, eval_envs)
         self._views = {phase.name: _view(phase) for phase in phases}
         specs = {phase.name: workflow.phase_batch_spec(self._views[phase.name]) for phase in phases}
         self.batch_specs = {name: None if spec is None else ranks_share(spec) for name, spec in specs.items()}
@@ -131,9 +116,7 @@ class Orchestrator:
             if isinstance(part, nn.Module)
         }
         self._checks_each_update = context.device.type == "cpu"  # elsewhere a check would wait for the device
-        self._periodic_envs: VectorEnv | None = context.eval_envs
         self._batch: Batch | None = None
-        self.best_score: float | None = None
         self._watch = ConditionWatch()
         self._shares = ranks.count()  # every rank collects and learns from one share
         self._passes, self._heard = 0, 0  # `_heard`: the signal that all ranks know of
@@ -164,9 +147,9 @@ class Orchestrator:
                 raise
             if completed:
                 return 0
-            if self.pruned is not None:
-                run.finish("interrupted", self.pruned, pruned=True)
-                self.recorder.console.message(f"The run was {self.pruned}.")
+            if self.evaluation.pruned is not None:
+                run.finish("interrupted", self.evaluation.pruned, pruned=True)
+                self.recorder.console.message(f"The run was {self.evaluation.pruned}.")
                 return 0
             run.finish("interrupted")
             self.recorder.console.message(
@@ -177,7 +160,7 @@ class Orchestrator:
     @property
     def _stopped(self) -> bool:
         heard = self.signal.received if self._shares == 1 else self._heard
-        return bool(heard) or self.pruned is not None
+        return bool(heard) or self.evaluation.pruned is not None
 
     @property
     def learns_nothing(self) -> bool:
@@ -207,7 +190,7 @@ class Orchestrator:
             self.collects.collect_step,
             time.monotonic,
         )
-        overlap = self.context.overlap
+        evaluation, overlap = self.evaluation, self.context.overlap
         phase: Phase | None = None
         view, status_due = PhaseView("", ""), 0.0
         source: DataSource | None = None
@@ -218,7 +201,8 @@ class Orchestrator:
             ):
                 self._finish_step()
             if action is None or action.new_batch or action.kind != "update":  # no batch is half used
-                if (signal.received is not None if self._shares == 1 else self._all_heard()) or self.pruned is not None:
+                told = signal.received is not None if self._shares == 1 else self._all_heard()
+                if told or evaluation.pruned is not None:
                     return
                 if self.clock >= self._next_due:
                     self._on_due()
@@ -282,7 +266,7 @@ class Orchestrator:
         if action.kind == "update":
             self._update(action, view)
         elif action.kind == "evaluate":
-            if self._evaluate():
+            if self.evaluation.run():
                 self.scheduler.advance(action)
         else:
             self._own(action, view)
@@ -361,13 +345,17 @@ class Orchestrator:
         self.workflow.log_metrics(self.scheduler.env_steps, self.recorder.logger)
         extra = {"train/skipped_updates": float(self.guard.skipped)} if self.guard.policy == "skip" else {}
         values = self.recorder.row(extra)
-        self.scheduler.observe(values)
-        self._watch.look(self.scheduler.current_phase(), values)
+        self.show_to_phase(values)
         if not self._checks_each_update:
             learned = {name: value for name, value in values.items() if name.startswith(("train/", "controller/"))}
             bad = first_bad(learned)
             if bad is not None:
                 self._nonfinite(bad)
+
+    def show_to_phase(self, values: Mapping[str, float]) -> None:
+        """New values: the phase may end by its condition, or be told that its metric never comes."""
+        self.scheduler.observe(values)
+        self._watch.look(self.scheduler.current_phase(), values)
 
     def _nonfinite(self, metric: str) -> Policy:
         decision = self.guard.handle(
@@ -376,62 +364,6 @@ class Orchestrator:
         if decision == "rollback":
             roll_back(self)
         return decision
-
-    # Evaluating -------------------------------------------------------------------------------------------------------
-
-    def _evaluate(self) -> bool:
-        """A periodic evaluation, played by the first rank. False where a signal cut it short."""
-        result = ranks.shared(self._play() if ranks.is_first() else None)
-        if result is None:
-            return False
-        self.report_evaluation(result)
-        return True
-
-    def _play(self) -> EvaluationResult | None:
-        """Always the same episodes."""
-        self.recorder.console.activity("evaluating")
-        if self._periodic_envs is None:
-            self._periodic_envs = self.eval_envs("eval", render=False)
-        result = evaluate(
-            self.evaluated,
-            self._periodic_envs,
-            self.settings.episodes,
-            seed=self.context.seed,
-            stream="eval",
-            stop=self.signal.is_set,
-        )
-        self.recorder.environment_events(self._periodic_envs.drain_events())
-        return result
-
-    @property
-    def evaluated(self) -> Acts:
-        """Who plays the evaluations."""
-        return self.workflow.who_acts(self.settings.controller)
-
-    def report_evaluation(self, result: EvaluationResult) -> None:
-        metrics = result.metrics()
-        self.recorder.write(metrics)
-        self.scheduler.observe(metrics)
-        self._watch.look(self.scheduler.current_phase(), metrics)
-        step, mean = self.scheduler.env_steps, result.return_mean
-        self.recorder.console.message(
-            f"step {step}: evaluation return {mean:.1f} ± {result.return_std:.1f} ({len(result.returns)} episodes)"
-        )
-        if self.stop_rule is not None:
-            self.pruned = self.stop_rule(metrics, step) if ranks.is_first() else None
-            self.pruned = ranks.shared(self.pruned)
-        name = self.settings.best_metric
-        if name is None:
-            return
-        if name not in metrics:
-            raise ConfigError(
-                f"checkpoint.best is '{name}', which no evaluation reports: use one of {', '.join(metrics)}."
-            )
-        if self.best_score is None or metrics[name] >= self.best_score:  # of equals the later
-            self.best_score = metrics[name]
-            if nonfinite_parameter(self.modules) is None:
-                state = agent_state(self.workflow, self.context)
-                self.checkpoints.save_best(self.clock, state, metrics[name], env_steps=step)
 
     # Saving -----------------------------------------------------------------------------------------------------------
 
@@ -449,7 +381,7 @@ class Orchestrator:
             "clock": self.clock,
             "next_log": self._next_log,
             "next_checkpoint": self._next_checkpoint,
-            "best_score": self.best_score,
+            "best_score": self.evaluation.best_score,
             "flight": self._flight,
             "guard": self.guard.state_dict(),
             "recorder": self.recorder.state_dict(),
@@ -470,7 +402,8 @@ class Orchestrator:
 
     def _restore_loop(self, loop: Mapping[str, Any], *, keep_wall: bool) -> None:
         settings = self.settings
-        self.clock, self.best_score, self._flight = loop["clock"], loop["best_score"], loop.get("flight")
+        self.clock, self._flight = loop["clock"], loop.get("flight")
+        self.evaluation.best_score = loop["best_score"]
         # A shorter interval than the saved one takes effect at once; what was due already stays due.
         self._next_log = min(loop["next_log"], self.clock - self.clock % settings.log_every + settings.log_every)
         every = settings.checkpoint_every
@@ -485,9 +418,9 @@ class Orchestrator:
         self.workflow.close()
         if self.collects is not self.workflow:
             self.collects.close()
-        for envs in (self.context.train_envs, self._periodic_envs):
-            if envs is not None:
-                envs.close()
+        if self.context.train_envs is not None:
+            self.context.train_envs.close()
+        self.evaluation.close()
         for source in self.context.data_sources.values():
             source.close()
         self.recorder.logger.close()
@@ -495,7 +428,7 @@ class Orchestrator:
 
 
 def ranks_share(spec: BatchSpec) -> BatchSpec:
-    """What one rank draws of a batch."""
+    """The batch that one rank samples: the given one, divided by the number of ranks."""
     return spec if ranks.count() == 1 else spec._replace(batch_size=spec.batch_size // ranks.count())
 
 

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: rows of metrics, the console's line, events, and the clocks behind them."""
+"""The record of a run while it goes on: rows of metrics, the console's line, events, and the clocks behind them."""
 
 from __future__ import annotations
 
@@ -202,7 +202,8 @@ class Recorder:
 
 
 def dealt_sums(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a recorder loads where other ranks than those of now saved `states`: the first one takes over all sums."""
+    """One recorder's state, from the `states` that another number of ranks saved: the first rank takes over all sums,
+    the others begin at 0."""
     sums = {name: sum(state[name] for state in states) if ranks.is_first() else 0 for name in SUMS}
     return {**states[0], **sums}
 

@@ -90,4 +90,4 @@ def _forget_future(orchestrator: Orchestrator) -> None:
         orchestrator.checkpoints.forget_after(orchestrator.clock)
     ranks.wait_for_all()
     if orchestrator.checkpoints.best() is None:
-        orchestrator.best_score = None  # its agent is gone: the next evaluation is the best again
+        orchestrator.evaluation.best_score = None  # its agent is gone: the next evaluation is the best again

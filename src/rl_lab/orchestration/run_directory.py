@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from importlib import metadata
@@ -61,6 +61,15 @@ class RunDirectory:
                 f"{self.path} is gone: it was deleted or moved while the run wrote it. Nothing more can be saved, so"
                 " the run stops. Start it anew."
             )
+
+    @contextlib.contextmanager
+    def required(self) -> Iterator[None]:
+        """An error of the file system within the block says so where the directory is gone."""
+        try:
+            yield
+        except OSError:
+            self.require_present()
+            raise
 
     def misplaced(self) -> str | None:
         """A sentence on a folder in the place of one of the run's files, or a file in that of a folder; or None."""
@@ -295,7 +304,7 @@ def git_commit() -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints about the repository of this file; None where there is neither."""
+    """The output of a git command in the repository of this file; None without git or without a repository."""
     command = ["git", "-C", str(Path(__file__).resolve().parent), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

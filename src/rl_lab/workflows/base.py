@@ -287,8 +287,9 @@ class Workflow:
         }
 
     def dealt_state(self, states: Sequence[dict[str, Any]], own: slice) -> dict[str, Any]:
-        """What `load_state_dict` takes where ranks saved `states` and this one has the environments `own` of all. A
-        rank that is new keeps its random streams; what is neither an environment's nor random is the first one's."""
+        """A state for `load_state_dict` of this rank, from the `states` that another number of ranks saved. `own`: the
+        environments of this rank among all. Their entries are dealt out anew; a rank that is new keeps its random
+        streams; everything else is the first rank's."""
         mine = states[ranks.rank()] if ranks.rank() < len(states) else self.state_dict()
         rows = {name: ranks.dealt([state[name] for state in states], own) for name in self.env_entries}
         return states[0] | {name: mine[name] for name in self.random_entries} | rows

@@ -1,4 +1,5 @@
-"""What ties latent states to observations: a decoder that redraws them, or something else that must tell them apart."""
+"""The interface of observation models, which make latent states tell of observations: a decoder reconstructs them, a
+contrastive model tells them apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a diffusion policy conditions on: vectors at their limits, one-hots, and features of images."""
+"""The features that a diffusion policy conditions on: scaled vectors, one-hot vectors, and features of images."""
 
 from __future__ import annotations
 

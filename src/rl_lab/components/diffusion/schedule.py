@@ -99,7 +99,7 @@ class NoiseSchedule(nn.Module):
         epsilon: Float[Tensor, "*shape"],
         level: Int[Tensor, " batch"],
     ) -> Float[Tensor, "*shape"]:
-        """What the network should predict: ε, x_0, or v = √ᾱ_k·ε - √(1-ᾱ_k)·x_0."""
+        """The target that the network is trained to predict at each level: ε, x_0, or v = √ᾱ_k·ε - √(1-ᾱ_k)·x_0."""
         if kind == "epsilon":
             return epsilon
         if kind == "x0":

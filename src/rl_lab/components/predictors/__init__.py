@@ -1,4 +1,4 @@
-"""What can be read off a latent state."""
+"""Heads that predict the reward and the continuation from a latent state."""
 
 from rl_lab.components.predictors.ensemble import RewardEnsemble
 from rl_lab.components.predictors.heads import ContinuePredictor, RewardPredictor

@@ -137,12 +137,10 @@ class Dreams:
         client = dream.join()
         sending = asyncio.create_task(_send_all(socket, client))
         try:
-            while True:
-                command = _parsed(await socket.receive_text())
+            while (message := await socket.receive())["type"] != "websocket.disconnect":
+                command = _parsed(message.get("text") or "")
                 if command is not None:
                     dream.send(command)
-        except (WebSocketDisconnect, RuntimeError, KeyError):
-            pass
         finally:
             sending.cancel()
             dream.clients.pop(client.number, None)

@@ -62,7 +62,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def state_of(player: Player) -> dict[str, Any]:
-    """What is played and how, as the page's controls show it."""
+    """The message with the state of the page's controls: who plays in which world, how fast, with which planner."""
     options, simulator = player.session.options, player.model.simulator
     return {
         "type": "state",

@@ -1,4 +1,4 @@
-"""What a planner considered at a moment, as lines to draw over the dream and a picture of where the plan leads."""
+"""The candidates of a planner at one moment, as lines to draw over the dream, and a picture of where the plan leads."""
 
 from __future__ import annotations
 

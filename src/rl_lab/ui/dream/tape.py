@@ -1,4 +1,4 @@
-"""What was played, as a tree: every moment knows the one before it, so that any can be gone back to and left anew."""
+"""The moments that were played, as a tree: each knows its parent, so that any can be gone back to and left anew."""
 
 from __future__ import annotations
 
