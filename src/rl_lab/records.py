@@ -194,7 +194,7 @@ class ImaginedRollout:
     real: dict[str, np.ndarray]  # observation keys
     imagined: dict[str, np.ndarray]
     real_reward: np.ndarray
-    imagined_reward: np.ndarray
+    imagined_reward: np.ndarray | None  # None: the model predicts none
     imagined_continue: np.ndarray | None = None
 
 

@@ -88,9 +88,11 @@ def test_sequential_halving_and_the_mixed_value_are_the_published_ones() -> None
 def test_with_known_bounds_actions_of_equal_worth_keep_their_prior() -> None:
     """Returns 0.02 apart are all and nothing within the node, and a hundredth of the range of a game."""
     pair, noise = edges([2, 2], [0.04, 0.0], [0.5, 0.5]), torch.zeros(1, 2)
-    within = GumbelRule(noise=noise, simulations=8).improved(pair)
+    rule = GumbelRule(noise=noise, simulations=8)
+    within = rule.improved(pair, rule.transformed(pair))
     assert within[0, 0] == pytest.approx(1.0 / (1.0 + math.exp(-5.2)))
-    known = GumbelRule(noise=noise, simulations=8, bounds=(-1.0, 1.0)).improved(pair)
+    rule = GumbelRule(noise=noise, simulations=8, bounds=(-1.0, 1.0))
+    known = rule.improved(pair, rule.transformed(pair))
     assert known[0, 0] == pytest.approx(1.0 / (1.0 + math.exp(-0.052)))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.kernels.triton_anywhere import DEVICE, use_triton
+from torch import nn
 
 from rl_lab.components.muzero.dynamics import Dynamics
 from rl_lab.components.muzero.model import MuZeroModel
@@ -175,3 +176,34 @@ def test_a_layer_that_was_replaced_is_searched_by_its_plain_forward() -> None:
     hook.remove()
     planner.search(state)
     assert len(calls) == 6
+
+
+def _norm_after_relu(trunk: nn.Sequential) -> None:
+    trunk[1], trunk[2] = trunk[2], trunk[1]
+
+
+def _without_relu(trunk: nn.Sequential) -> None:
+    trunk[2] = nn.Identity()
+
+
+def _another_epsilon(trunk: nn.Sequential) -> None:
+    trunk[1].eps = 0.5
+
+
+def _without_bias(trunk: nn.Sequential) -> None:
+    trunk[0].bias = None
+
+
+@pytest.mark.parametrize("change", [_norm_after_relu, _without_relu, _another_epsilon, _without_bias])
+def test_known_layers_in_another_order_or_with_other_settings_are_searched_as_they_are(change: Callable) -> None:
+    """Their classes are those that the compiled search knows, but not what they compute together."""
+    torch.manual_seed(2)
+    model = make_model(ActionSpec("discrete", (1,), (ACTIONS,)), norm=True)
+    change(model.dynamics.trunk)
+    plain, fast = (MCTS(action=ActionLayout(0, (ACTIONS,)), simulations=6) for _ in "ab")
+    for planner in (plain, fast):
+        planner.attach(MuZeroSimulator(model=model, discount=0.9))
+    on_the_cpu(fast)
+    with torch.no_grad():
+        state = model.initial({"vector": torch.randn(8, 4)})
+    torch.testing.assert_close(fast.search(state).tree.value, plain.search(state).tree.value)

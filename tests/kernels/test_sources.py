@@ -74,8 +74,6 @@ def test_a_function_without_source_is_never_the_same() -> None:
 @pytest.mark.parametrize("name", sorted({name for kernel in KERNELS for name in kernel.mirrors}))
 def test_recorded_fingerprints_are_those_of_the_present_functions(name: str) -> None:
     """After a change its kernels must compute the new function; then `python -m rl_lab.kernels.sources` renews it."""
-    function = sources.find(name)
-    assert callable(function)
     assert sources.changed_source([name]) is None
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,3 +118,15 @@ def test_columns_are_labelled_where_they_have_labels(tmp_path):
     )
     np.testing.assert_array_equal(heads[TOP + HEAD :], without[TOP:])
     assert (heads[TOP : TOP + HEAD] < 128).any()
+
+
+def test_a_model_without_rewards_says_nothing_of_them(tmp_path):
+    """Neither a number nor a panel of the chart."""
+    real = vectors()
+    with_rewards = rollout({"vector": real}, {"vector": real})
+    write_imagination(with_rewards, tmp_path / "with", fps=8)
+    write_imagination(replace(with_rewards, imagined_reward=None), tmp_path / "without", fps=8)
+    assert "reward" in numbers(tmp_path / "with")
+    assert "reward" not in numbers(tmp_path / "without")
+    three, two = (Image.open(tmp_path / name / "errors.png").width for name in ("with", "without"))
+    assert two < three  # panels

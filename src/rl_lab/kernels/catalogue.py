@@ -70,8 +70,9 @@ DENSE_PARTS = (
 PLANNERS, MUZERO = "rl_lab.components.planners", "rl_lab.components.muzero"
 SEARCH_RULES = tuple(f"{PLANNERS}.search_rules.{name}" for name in ("PUCT", "GumbelRule"))  # those with kernels
 TREE = (
-    "search_tree.Edges.q", "search_tree.Edges.value", "search_tree.SearchTree.select", "search_tree.SearchTree.edges",
-    "search_tree.SearchTree.expand", "search_tree.SearchTree._back_up", "search_rules.PUCT.root",
+    "search_tree.Edges.q", "search_tree.Edges.value",
+    *(f"search_tree.SearchTree.{name}" for name in ("select", "edges", "_edges", "expand", "_back_up")),
+    "search_rules.PUCT.root",
     "search_rules.PUCT.interior", "search_rules.PUCT.scores", "search_rules.PUCT.normalized",
     "search_rules.GumbelRule.root", "search_rules.GumbelRule.best", "search_rules.GumbelRule.interior",
     "search_rules.GumbelRule.improved", "search_rules.GumbelRule.transformed", "search_rules.mixed_value",
@@ -92,8 +93,7 @@ MUZERO_MIRRORS = (
 )  # fmt: skip
 # No kernel: the model that whole searches are compiled for, and the layers that it may have.
 SEARCHED_MODEL = Kernel(
-    f"{MUZERO}.model.MuZeroModel", "step", "cpu", "rl_lab.kernels.cpu.muzero:grow",
-    mirrors=(), parts=MUZERO_PARTS,
+    f"{MUZERO}.model.MuZeroModel", "step", "cpu", "rl_lab.kernels.cpu.muzero:grow", mirrors=(), parts=MUZERO_PARTS,
 )  # fmt: skip
 SEARCH_KERNELS = (
     Kernel(
@@ -140,9 +140,7 @@ KERNELS: tuple[Kernel, ...] = (
             "rl_lab.components.encoders.cnn.DreamerCNN.forward", "rl_lab.components.encoders.images.scale_image",
             f"{CONVOLUTIONS}.PooledConv.forward", f"{CONVOLUTIONS}.PooledConv.by_phases", f"{LAYERS}.RMSNorm.forward",
         ),
-        parts=(
-            MODULE_LIST, f"{CONVOLUTIONS}.PooledConv", f"{CONVOLUTIONS}.Conv", f"{LAYERS}.RMSNorm",
-        ),
+        parts=(MODULE_LIST, f"{CONVOLUTIONS}.PooledConv", f"{CONVOLUTIONS}.Conv", f"{LAYERS}.RMSNorm"),
     ),
     Kernel(
         "rl_lab.components.decoders.cnn.DreamerCNNDecoder", "image_loss", "triton",

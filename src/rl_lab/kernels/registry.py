@@ -122,8 +122,8 @@ def reason_against(kernel: Kernel, module: nn.Module) -> str | None:
         if any(getattr(part, hooks) for hooks in HOOKS):
             return f"{where} has a hook"
         own_class: Any = type(part)
-        if replaced := _method_names(own_class) & part.__dict__.keys():
-            return f"{where}.{min(replaced)} was replaced"
+        if not _method_names(own_class).isdisjoint(part.__dict__):
+            return f"{where}.{min(_method_names(own_class) & part.__dict__.keys())} was replaced"
     return changed_source(kernel.mirrors)
 
 

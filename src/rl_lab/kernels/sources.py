@@ -12,20 +12,17 @@ import inspect
 import io
 import json
 import textwrap
-import tokenize
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
+from tokenize import COMMENT, DEDENT, ENCODING, ENDMARKER, INDENT, NEWLINE, NL, generate_tokens
 from typing import Any
 
 from rl_lab.kernels.catalogue import KERNELS
 
 FILE = Path(__file__).with_name("fingerprints.json")
-LAYOUT = {
-    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
-    tokenize.ENDMARKER,
-}  # fmt: skip
+LAYOUT = {COMMENT, DEDENT, ENCODING, ENDMARKER, INDENT, NEWLINE, NL}
 
 
 def changed_source(names: Iterable[str]) -> str | None:
@@ -38,12 +35,10 @@ def changed_source(names: Iterable[str]) -> str | None:
 
 
 def find(name: str) -> Any:
-    """The function with a full name such as `package.module.Class.method`, as it is now."""
+    """The function or property with a full name such as `package.module.Class.method`, as it is now."""
     owner, _, attribute = name.rpartition(".")
     own = vars(_owner(owner))
-    value = own[attribute] if attribute in own else inspect.getattr_static(_owner(owner), attribute)
-    function: Any = value.fget if isinstance(value, property) else value
-    return inspect.unwrap(function)
+    return own[attribute] if attribute in own else inspect.getattr_static(_owner(owner), attribute)
 
 
 _owner = cache(resolve_name)  # the module or class with a full name
@@ -57,11 +52,12 @@ def recorded() -> dict[str, str]:
 @cache
 def _fingerprint_of(function: Any) -> str:
     """A hash of the function's tokens; empty where its source is not to be had."""
+    function = function.fget if isinstance(function, property) else function
     try:
-        source = inspect.getsource(function)
+        source = inspect.getsource(inspect.unwrap(function))
     except (OSError, TypeError):
         return ""
-    tokens = tokenize.generate_tokens(io.StringIO(textwrap.dedent(source)).readline)
+    tokens = generate_tokens(io.StringIO(textwrap.dedent(source)).readline)
     words = [token.string for token in tokens if token.type not in LAYOUT and token.string[:3] != '"""']
     return hashlib.sha256(" ".join(words).encode()).hexdigest()[:16]
 

@@ -50,7 +50,8 @@ def write_imagination(rollout: ImaginedRollout, folder: Path, *, fps: float = 8.
         picture, video = _draw_key(rollout, key, kind, entry, folder, suffix, fps)
         numbers["keys"][key] = {**entry, "picture": picture.name, "video": video.name}
         files += [picture, video]
-    numbers["reward"] = _reward_errors(rollout)
+    if rollout.imagined_reward is not None:
+        numbers["reward"] = _reward_errors(rollout.real_reward, rollout.imagined_reward, rollout.context)
     files.append(_error_chart(rollout, numbers, folder / "errors.png"))
     target = folder / "imagination.json"
     target.write_text(json.dumps(_plain(numbers), indent=1, allow_nan=False) + "\n")
@@ -97,9 +98,8 @@ def _errors(rollout: ImaginedRollout, key: str, kind: str) -> dict[str, Any]:
     }
 
 
-def _reward_errors(rollout: ImaginedRollout) -> dict[str, Any]:
-    real, imagined = rollout.real_reward.astype(np.float64), rollout.imagined_reward.astype(np.float64)
-    ahead = slice(rollout.context, None)
+def _reward_errors(real: np.ndarray, imagined: np.ndarray, context: int) -> dict[str, Any]:
+    real, imagined, ahead = real.astype(np.float64), imagined.astype(np.float64), slice(context, None)
     by_step = np.abs(imagined - real).mean(0)
     return {
         "measure": "mean absolute error of the predicted reward",
@@ -128,13 +128,14 @@ def _error_chart(rollout: ImaginedRollout, numbers: dict[str, Any], path: Path) 
     """The error of every key by step, then the rewards (and whether the episode goes on) of the first sequence."""
     panels = [error_panel(key, entry, rollout.context) for key, entry in numbers["keys"].items()]
     ahead = steps_ahead(rollout.real_reward.shape[1], rollout.context)
-    real_reward = rollout.real_reward[0].astype(np.float64)
-    rewards = [
-        Series(ahead, real_reward, "what happened", REAL),
-        Series(ahead, rollout.imagined_reward[0], "what the model predicted", IMAGINED, dashes=(0, (4, 1.5))),
-    ]
-    both = np.concatenate([real_reward, rollout.imagined_reward[0].astype(np.float64), [0.0]])
-    panels.append(_panel(rewards, "Reward of each step (first sequence)", ahead, "", limits=_around(both)))
+    if rollout.imagined_reward is not None:
+        real, imagined = (rewards[0].astype(np.float64) for rewards in (rollout.real_reward, rollout.imagined_reward))
+        rewards = [
+            Series(ahead, real, "what happened", REAL),
+            Series(ahead, imagined, "what the model predicted", IMAGINED, dashes=(0, (4, 1.5))),
+        ]
+        limits = _around(np.concatenate([real, imagined, [0.0]]))
+        panels.append(_panel(rewards, "Reward of each step (first sequence)", ahead, "", limits=limits))
     if rollout.imagined_continue is not None:
         goes_on = Series(ahead, rollout.imagined_continue[0], "predicted", COLOURS[2])
         title = "Probability that the episode goes on (first sequence)"

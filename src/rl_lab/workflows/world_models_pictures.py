@@ -23,7 +23,8 @@ def open_loop(
     simulator: MDNSimulator, batch: SequenceBatch, action: Float[Tensor, "batch time action"], *, context: int
 ) -> ImaginedRollout:
     """V and M watch the first `context` records; then M goes on from the actions alone, always to the mean of its
-    likeliest mixture, and V's decoder shows what it thinks. Without a reward head a step is worth 1, as in a dream."""
+    likeliest mixture, and V's decoder shows what it thinks. Without a reward head a step is worth 1, as in a dream;
+    an M that predicts no end either has nothing to say of rewards."""
     representation, dynamics = simulator.representation, simulator.dynamics
     latents = representation.encode(batch.observation).mean
     memory, seen = dynamics.initial(len(latents)), latents[:, 0]
@@ -36,13 +37,14 @@ def open_loop(
         rewards.append(torch.ones_like(rewards[0]) if prediction.reward is None else prediction.reward)
         ends = prediction.terminal_logit
         goes_on.append(goes_on[-1] if ends is None else goes_on[-1] * torch.sigmoid(-ends))
+    pays = dynamics.reward is not None or dynamics.terminal is not None
     decoded = representation.decode(torch.stack(shown, 1))
     return ImaginedRollout(
         context=context,
         real={key: value.cpu().numpy() for key, value in batch.observation.items()},
         imagined={key: value.cpu().numpy() for key, value in decoded.items()},
         real_reward=batch.reward.cpu().numpy(),
-        imagined_reward=torch.stack(rewards, 1).cpu().numpy(),
+        imagined_reward=torch.stack(rewards, 1).cpu().numpy() if pays else None,
         imagined_continue=None if dynamics.terminal is None else torch.stack(goes_on, 1).cpu().numpy(),
     )
 
@@ -68,16 +70,18 @@ def code_pictures(representation: Representation, batch: SequenceBatch, key: str
         "like the game.",
         [("drawn", drawn[:COLUMNS]), ("drawn", drawn[COLUMNS:])],
     )  # fmt: skip
-    return [redrawn, samples, _traversals(representation, frames, key)]
+    time = batch.observation[key].shape[1]
+    return [redrawn, samples, _traversals(representation, frames, key, time=time)]
 
 
-def _traversals(representation: Representation, frames: dict[str, Tensor], key: str) -> Illustration:
-    """One dimension of one frame's code at a time moves from -3 to 3."""
+def _traversals(representation: Representation, frames: dict[str, Tensor], key: str, *, time: int) -> Illustration:
+    """One dimension of one frame's code at a time moves from -3 to 3: of the frame in the middle of the first sequence,
+    for many games begin with a picture like no other."""
     code = representation.encode(frames)
     used = gaussian_kl(code).mean(0)
     order = used.argsort(descending=True).tolist()
     active = [dimension for dimension in order if used[dimension] > ACTIVE_KL]
-    middle, rows = code.mean[len(code.mean) // 2], []
+    middle, rows = code.mean[time // 2], []
     values = torch.linspace(-3.0, 3.0, COLUMNS)
     for dimension in (active or order)[:TRAVERSED]:
         moved = middle.repeat(COLUMNS, 1)

@@ -257,8 +257,9 @@ class MCTS(Accelerated, Planner):
     def _result(self, tree: SearchTree, rule: SelectionRule, actions: Tensor) -> Search:
         root = tree.root
         if isinstance(rule, GumbelRule):
-            policy, chosen = rule.improved(root), rule.best(root, tree.legal)
-            policy = policy.masked_fill(~tree.legal, 0.0)
+            transformed = rule.transformed(root)
+            policy = rule.improved(root, transformed).masked_fill(~tree.legal, 0.0)
+            chosen = rule.best(root, tree.legal, transformed, root.visits.amax(-1))
         else:
             policy = root.visits / root.visits.sum(-1, keepdim=True)
             chosen = root.visits.argmax(-1)

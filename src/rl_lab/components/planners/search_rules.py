@@ -101,28 +101,32 @@ class GumbelRule(SelectionRule):
     def root(self, edges: Edges, legal: Bool[Tensor, "roots actions"]) -> Int[Tensor, " roots"]:
         done = edges.visits.sum(-1).long()
         count = legal.sum(-1).clamp(max=self.considered)
-        return self.best(edges, legal, self.schedule(legal.shape[-1], legal.device)[count, done])
+        visits = self.schedule(legal.shape[-1], legal.device)[count, done]
+        return self.best(edges, legal, self.transformed(edges), visits)
 
     def schedule(self, actions: int, device: torch.device) -> Int[Tensor, "considered simulations"]:
         """Visits that the action of each simulation has so far, for every number of considered actions."""
         return halving_table(actions, self.simulations, device)
 
     def best(
-        self, edges: Edges, legal: Bool[Tensor, "roots actions"], visits: Tensor | None = None
+        self,
+        edges: Edges,
+        legal: Bool[Tensor, "roots actions"],
+        transformed: Float[Tensor, "roots actions"],  # σ(Q̂)
+        visits: Int[Tensor, " roots"] | Float[Tensor, " roots"],
     ) -> Int[Tensor, " roots"]:
-        """The best of the actions with so many visits; None: with the most, which is the outcome of the search."""
-        wanted = edges.visits.amax(-1) if visits is None else visits
+        """The best of the actions with so many visits."""
         logits = edges.logits - edges.logits.amax(-1, keepdim=True)
-        score = (self.noise + logits + self.transformed(edges)).clamp(min=LOWEST_SCORE)
-        return score.masked_fill((edges.visits != wanted[:, None]) | ~legal, -torch.inf).argmax(-1)
+        score = (self.noise + logits + transformed).clamp(min=LOWEST_SCORE)
+        return score.masked_fill((edges.visits != visits[:, None]) | ~legal, -torch.inf).argmax(-1)
 
     def interior(self, edges: Edges) -> Int[Tensor, " roots"]:
         share = edges.visits / (1.0 + edges.visits.sum(-1, keepdim=True))
-        return (self.improved(edges) - share).argmax(-1)
+        return (self.improved(edges, self.transformed(edges)) - share).argmax(-1)
 
-    def improved(self, edges: Edges) -> Float[Tensor, "roots actions"]:
+    def improved(self, edges: Edges, transformed: Float[Tensor, "roots actions"]) -> Float[Tensor, "roots actions"]:
         """The improved policy softmax(logits + σ(Q̂))."""
-        return torch.softmax(edges.logits + self.transformed(edges), -1)
+        return torch.softmax(edges.logits + transformed, -1)
 
     def transformed(self, edges: Edges) -> Float[Tensor, "roots actions"]:
         """σ(Q̂): Q where it is known and the mixed value elsewhere, scaled to [0, 1], and weighted more the more visits

@@ -7,6 +7,7 @@ includes the reward of the edge. Values are those of the player to move at a nod
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -59,15 +60,11 @@ class SearchTree:
         roots, actions = logits.shape
         shape = (roots, simulations + 1)
         self.roots, self.actions, self.simulations, self.size = roots, actions, simulations, 1
-        self.logits = logits.new_zeros(*shape, actions)
-        self.prior = torch.zeros_like(self.logits)
+        self.logits, self.prior, self.returns = logits.new_zeros(3, *shape, actions)
         self.child = torch.full((*shape, actions), NO_NODE, dtype=torch.int32, device=logits.device)
         self.visits = torch.zeros_like(self.child)
-        self.returns = torch.zeros_like(self.logits)
-        self.value = logits.new_zeros(shape)
-        self.parent = torch.full(shape, NO_NODE, dtype=torch.int32, device=logits.device)
-        self.parent_action = torch.full_like(self.parent, NO_NODE)
-        self.reward, self.discount = torch.zeros_like(self.value), torch.zeros_like(self.value)  # of the edge to a node
+        self.value, self.reward, self.discount = logits.new_zeros(3, *shape)  # the last two: of the edge to a node
+        self.parent, self.parent_action = torch.full((2, *shape), NO_NODE, dtype=torch.int32, device=logits.device)
         self.fixed_bounds = bounds is not None
         low, high = bounds or (torch.inf, -torch.inf)
         self.low, self.high = logits.new_full((roots,), low), logits.new_full((roots,), high)
@@ -93,9 +90,11 @@ class SearchTree:
         return node, action
 
     def edges(self, node: Int[Tensor, " roots"]) -> Edges:
-        rows = self.rows
+        return self._edges(lambda array: array[self.rows, node])
+
+    def _edges(self, take: Callable[[Tensor], Tensor]) -> Edges:
         arrays = (self.logits, self.prior, self.visits, self.returns, self.value)
-        logits, prior, visits, returns, value = (array[rows, node].double() for array in arrays)
+        logits, prior, visits, returns, value = (take(array).double() for array in arrays)
         return Edges(logits, prior, visits, returns, value, self.low.double(), self.high.double())
 
     def expand(
@@ -140,7 +139,7 @@ class SearchTree:
 
     @property
     def root(self) -> Edges:
-        return self.edges(torch.zeros_like(self.rows))
+        return self._edges(lambda array: array[:, 0])
 
 
 @runtime_checkable

@@ -32,14 +32,14 @@ class CompiledWalker:
 
     def __init__(self, tree: Any, rule: Any) -> None:
         self.tree = tree
-        self.node, self.action = torch.zeros(tree.roots, dtype=torch.int64), torch.zeros(tree.roots, dtype=torch.int64)
+        chosen = torch.zeros(2, tree.roots, dtype=torch.int64)
+        self.node, self.action = chosen
         edges = tree.logits, tree.prior, tree.child, tree.visits, tree.returns, tree.value
         self._edges = tuple(tensor.numpy() for tensor in edges)
-        self._bounds = tree.low.numpy(), tree.high.numpy()
-        self._chosen = self.node.numpy(), self.action.numpy()
+        self._chosen = tuple(chosen.numpy())
         links = tree.parent, tree.parent_action, tree.reward, tree.discount
         self._links = tuple(tensor.numpy() for tensor in links)
-        self._legal = tree.legal.numpy()
+        self._bounds, self._legal = (tree.low.numpy(), tree.high.numpy()), tree.legal.numpy()
         self.is_gumbel = hasattr(rule, "noise")
         if self.is_gumbel:
             considered = np.minimum(self._legal.sum(-1), rule.considered)
@@ -53,8 +53,7 @@ class CompiledWalker:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What a compiled search works on: edges, bounds, legal actions, the rule, the chosen edges, links between
-        nodes, and whether the bounds are learned."""
+        """Edges, bounds, legal actions, the rule, chosen edges, links between nodes, whether the bounds are learned."""
         parts = self._edges, self._bounds, self._legal, self._rule, self._chosen, self._links
         return (*parts, not self.tree.fixed_bounds)
 

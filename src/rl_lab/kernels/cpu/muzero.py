@@ -1,17 +1,19 @@
 """A whole tree search in MuZero's vector model as one compiled call (Numba): walks, dynamics, reward, policy and value.
 
-The products are BLAS calls; what lies between them is done while a row is in the cache. The weights are copied
-when a search begins.
+Every root is a column: products of weights and states are faster so than those of states and weights, most of all
+with few roots. They are BLAS calls; the weights are copied when a search begins.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
 from torch import nn
+from torch.nn.utils import parameters_to_vector
 
 from rl_lab.kernels.catalogue import SEARCHED_MODEL
 from rl_lab.kernels.cpu import mcts as trees
@@ -37,86 +39,89 @@ def grow(planner: Any, tree: Any, rule: Any, state: Any) -> bool:
     if walker is None or full_name(type(simulator)) != SIMULATOR or not planner._predicts:
         return False
     model = simulator.model
-    has_planes, has_prefix = len(model.representation.latent_shape) != 1, model.dynamics.lstm is not None
-    if has_planes or has_prefix or reason_against(SEARCHED_MODEL, model):
+    is_vector = len(model.representation.latent_shape) == 1 and model.dynamics.lstm is None
+    if not is_vector or reason_against(SEARCHED_MODEL, model) or (parameters := _parameters(model)) is None:
         return False
-    parameters = _parameters(model)
-    if parameters[0].dtype != np.float32:
-        return False
-    latents = np.empty((tree.simulations + 1, *state.latent.shape), np.float32)
-    latents[0] = state.latent.numpy()
-    discounts = np.full(tree.roots, planner.discount if planner.players == 1 else -planner.discount, np.float32)
+    (roots, size), layout = state.latent.shape, parameters[1]
+    latents = np.empty((tree.simulations + 1, size, roots), np.float32)  # a column for each root
+    latents[0] = state.latent.t().numpy()
+    discounts = np.full(roots, planner.discount if planner.players == 1 else -planner.discount, np.float32)
+    # Where a simulation computes: what is given to the dynamics, reward, value, each layer's outputs, sums of columns.
+    shapes = (size + tree.actions, roots), roots, roots, (len(layout), layout[:, 1].max(), roots), (2, roots)
+    space = tuple(np.empty(shape, np.float32) for shape in shapes)
     compiled = search_gumbel if walker.is_gumbel else search_puct
-    compiled(discounts, *walker.arguments, parameters, latents, _space(tree, parameters[1], latents))
+    compiled(discounts, *walker.arguments, parameters, latents, space)
     tree.size = tree.simulations + 1
     return True
 
 
-def _parameters(model: Any) -> tuple[np.ndarray, ...]:
+def _parameters(model: Any) -> tuple[np.ndarray, ...] | None:
     """What `advance` needs of a model: all weights in one vector, where each layer's lie in it, which layers belong to
     which of the five networks, and the bins of reward and value. One kind of arrays for every size and depth, so that
-    one compiled version serves all."""
+    one compiled version serves all. None where layers are of another kind or order than those of `MLP`."""
     dynamics, prediction = model.dynamics, model.prediction
     networks = (dynamics.trunk, dynamics.head, prediction.trunk, prediction.policy_head, prediction.value_head)
     weights, layout, starts, size = list[torch.Tensor](), list[list[int]](), [0], 0
     for network in networks:
+        if not re.fullmatch("(L(N?R)?)*", "".join(map(_kind, network))):
+            return None
         for part in network:
-            if isinstance(part, nn.Linear):  # weight, outputs, inputs, bias, then gain and shift of a norm
-                layout.append([size, *part.weight.shape, size + part.weight.numel(), -1, -1])
-            elif isinstance(part, nn.LayerNorm):
-                layout[-1][4:] = [size, size + part.weight.numel()]
-            else:
+            if isinstance(part, nn.ReLU):
+                layout[-1][-1] = 1
                 continue
-            weights += [part.weight.detach().flatten(), part.bias.detach()]
-            size += weights[-2].numel() + weights[-1].numel()
+            if isinstance(part, nn.Linear):  # weight, outputs, inputs, bias, gain and size of a norm, whether ReLU
+                layout.append([size, *part.weight.shape, size + part.weight.numel(), 0, 0, 0])
+            else:
+                layout[-1][4:6] = size, len(part.weight)
+            weights += [part.weight, part.bias]
+            size += part.weight.numel() + len(part.bias)
         starts.append(len(layout))
     bins = dynamics.support.bins.numpy(), prediction.support.bins.numpy()
-    return torch.cat(weights).numpy(), np.array(layout), np.array(starts), *bins
+    return parameters_to_vector(weights).detach().numpy(), np.array(layout), np.array(starts), *bins
 
 
-def _space(tree: Any, layout: np.ndarray, latents: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Where a simulation computes: what is given to the dynamics, logits, reward, value, and the outputs of each
-    layer."""
-    roots, actions = tree.roots, tree.actions
-    given, outputs = (roots, latents.shape[2] + actions), (len(layout), roots * layout[:, 1].max())
-    return tuple(np.empty(shape, np.float32) for shape in (given, (roots, actions), roots, roots, outputs))
+def _kind(part: nn.Module) -> str:
+    """One letter for each layer that is compiled; ? for one with other settings."""
+    if isinstance(part, nn.ReLU):
+        return "R"
+    if getattr(part, "bias", None) is None or part.weight.dtype != torch.float32:
+        return "?"
+    return "L" if isinstance(part, nn.Linear) else "N" if part.eps == NORM_EPSILON else "?"
 
 
 @njit(**JIT)
-def _activate(x, bias, gain, shift, relu):
-    """Bias, norm and ReLU of every row, in place."""
-    rows, size = x.shape
-    for row in range(rows):
-        for column in range(size):
-            x[row, column] += bias[column]
-        if gain.shape[0]:
-            mean = np.float32(0.0)
-            for column in range(size):
-                mean += x[row, column]
-            mean /= np.float32(size)
-            variance = np.float32(0.0)
-            for column in range(size):
-                variance += (x[row, column] - mean) ** 2
-            scale = np.float32(1.0) / np.sqrt(variance / np.float32(size) + np.float32(NORM_EPSILON))
-            for column in range(size):
-                x[row, column] = (x[row, column] - mean) * scale * gain[column] + shift[column]
-        if relu:
-            for column in range(size):
-                x[row, column] = max(x[row, column], np.float32(0.0))
+def _activate(x, bias, norm, relu, numbers):
+    """Bias, norm and ReLU of every column, in place."""
+    (size, columns), normed, lowest = x.shape, len(norm[0]) > 0, np.float32(0.0 if relu else -np.inf)
+    (gain, shift), mean, scale = norm, numbers[0], numbers[1]
+    mean[:], scale[:], share = 0.0, NORM_EPSILON, np.float32(1.0 / size)
+    for row in range(size):
+        for column in range(columns):
+            x[row, column] += bias[row]
+            mean[column] += x[row, column] * share
+    if normed:
+        for row in range(size):
+            for column in range(columns):
+                scale[column] += (x[row, column] - mean[column]) ** 2 * share
+        for column in range(columns):
+            scale[column] = np.float32(1.0) / np.sqrt(scale[column])
+    for row in range(size):
+        for column in range(columns):
+            if normed:
+                x[row, column] = (x[row, column] - mean[column]) * scale[column] * gain[row] + shift[row]
+            x[row, column] = max(x[row, column], lowest)
 
 
 @njit(**COUNTING)
-def _mlp(x, weights, layout, first, last, linear_output, room):
-    """The layers first … last - 1 on rows x; the outputs of each lie in its row of `room`."""
+def _mlp(x, weights, layout, first, last, room, numbers):
+    """The layers first … last - 1 on columns x; the outputs of each lie in its part of `room`."""
     for layer in range(first, last):
-        weight, outputs, inputs, bias, gain, shift = layout[layer]
-        y = room[layer, : x.shape[0] * outputs].reshape(x.shape[0], outputs)
-        np.dot(x, weights[weight : weight + outputs * inputs].reshape(outputs, inputs).T, y)
+        weight, outputs, inputs, bias, gain, normed, relu = layout[layer]
+        y, shift = room[layer, :outputs], gain + normed
+        np.dot(weights[weight : weight + outputs * inputs].reshape(outputs, inputs), x, y)
+        norm = weights[gain:shift], weights[shift : shift + normed]
+        _activate(y, weights[bias : bias + outputs], norm, relu, numbers)
         x = y
-        own_gain = weights[gain : gain + outputs] if gain >= 0 else weights[:0]
-        own_shift = weights[shift : shift + outputs] if gain >= 0 else weights[:0]
-        is_hidden = layer < last - 1 or not linear_output
-        _activate(x, weights[bias : bias + outputs], own_gain, own_shift, is_hidden)
     return x
 
 
@@ -134,81 +139,83 @@ def _exp(x):
 
 
 @njit(**JIT)
-def _means(logits, bins, out):
-    """The inverse transform of the expected bin of each row."""
-    rows, size = logits.shape
-    for row in range(rows):
-        highest = logits[row, 0]
-        for column in range(1, size):
-            highest = max(highest, logits[row, column])
-        total, mean = 0.0, 0.0
-        for column in range(size):
-            weight = _exp(np.float64(logits[row, column] - highest))
-            total += weight
-            mean += weight * bins[column]
-        y = mean / total
+def _means(logits, bins, out, numbers):
+    """The inverse transform of the expected bin of each column."""
+    size, columns = logits.shape
+    highest, total = numbers[0], numbers[1]
+    highest[:], total[:], out[:] = -np.inf, 0.0, 0.0
+    for row in range(size):
+        for column in range(columns):
+            highest[column] = max(highest[column], logits[row, column])
+    for row in range(size):
+        for column in range(columns):
+            weight = _exp(np.float64(logits[row, column] - highest[column]))
+            total[column] += weight
+            out[column] += weight * bins[row]
+    for column in range(columns):
+        y = np.float64(out[column]) / total[column]
         root = (np.sqrt(1.0 + 4.0 * EPSILON * (abs(y) + 1.0 + EPSILON)) - 1.0) / (2.0 * EPSILON)
-        out[row] = np.sign(y) * (root * root - 1.0)
+        out[column] = np.sign(y) * (root * root - 1.0)
 
 
 @njit(**COUNTING)
-def advance(given, weights, layout, starts, reward_bins, value_bins, latent, reward, policy, value, room):
-    """Latent and action [rows, latent + action] to what follows: latent, reward, policy outputs, value."""
-    rows, size = latent.shape
-    change = _mlp(given, weights, layout, starts[0], starts[1], True, room)
-    for row in range(rows):
-        low, high = np.float32(np.inf), np.float32(-np.inf)
-        for column in range(size):
+def advance(given, model, latent, reward, value, room, numbers):
+    """From latents and actions [latent + action, columns] to what follows: latent, reward and value are filled in, the
+    outputs of the policy [actions, columns] come back."""
+    weights, layout, starts, reward_bins, value_bins = model
+    size, columns = latent.shape
+    change = _mlp(given, weights, layout, starts[0], starts[1], room, numbers)
+    low, high = numbers[0], numbers[1]
+    low[:], high[:] = np.inf, -np.inf
+    for row in range(size):
+        for column in range(columns):
             own = change[row, column] + given[row, column]
             latent[row, column] = own
-            low, high = min(low, own), max(high, own)
-        scale = np.float32(1.0) / max(high - low, np.float32(TINY))
-        for column in range(size):
-            latent[row, column] = (latent[row, column] - low) * scale
-    _means(_mlp(latent, weights, layout, starts[1], starts[2], True, room), reward_bins, reward)
-    features = _mlp(latent, weights, layout, starts[2], starts[3], False, room)
-    outputs = _mlp(features, weights, layout, starts[3], starts[4], True, room)
-    for row in range(rows):
-        for column in range(policy.shape[1]):
-            policy[row, column] = outputs[row, column]
-    _means(_mlp(features, weights, layout, starts[4], starts[5], True, room), value_bins, value)
+            low[column], high[column] = min(low[column], own), max(high[column], own)
+    for column in range(columns):
+        high[column] = np.float32(1.0) / max(high[column] - low[column], np.float32(TINY))
+    for row in range(size):
+        for column in range(columns):
+            latent[row, column] = (latent[row, column] - low[column]) * high[column]
+    _means(_mlp(latent, weights, layout, starts[1], starts[2], room, numbers), reward_bins, reward, numbers)
+    features = _mlp(latent, weights, layout, starts[2], starts[3], room, numbers)
+    _means(_mlp(features, weights, layout, starts[4], starts[5], room, numbers), value_bins, value, numbers)
+    return _mlp(features, weights, layout, starts[3], starts[4], room, numbers)
 
 
 @njit(**JIT)
 def _given(latents, node, action, given):
     """The latents of some nodes with the one-hots of their actions."""
-    size = latents.shape[2]
-    for row in range(given.shape[0]):  # item by item: assigned slices take seconds to compile
-        for column in range(size):
-            given[row, column] = latents[node[row], row, column]
-        for column in range(size, given.shape[1]):
-            given[row, column] = np.float32(column == size + action[row])
+    size = latents.shape[1]
+    for row in range(len(given)):  # item by item: assigned slices take seconds to compile
+        for column in range(given.shape[1]):
+            is_action = np.float32(row == size + action[column])
+            given[row, column] = latents[node[column], row, column] if row < size else is_action
 
 
 @njit(**JIT)
 def _priors(policy, prior):
-    """The softmax of each row."""
-    for row in range(policy.shape[0]):
-        highest, total = policy[row, 0], np.float32(0.0)
-        for edge in range(1, policy.shape[1]):
-            highest = max(highest, policy[row, edge])
-        for edge in range(policy.shape[1]):
-            prior[row, edge] = np.exp(policy[row, edge] - highest)
-            total += prior[row, edge]
-        for edge in range(policy.shape[1]):
-            prior[row, edge] /= total
+    """The softmax of each column."""
+    for column in range(policy.shape[1]):
+        highest, total = policy[0, column], np.float32(0.0)
+        for edge in range(1, len(policy)):
+            highest = max(highest, policy[edge, column])
+        for edge in range(len(policy)):
+            prior[column, edge] = np.exp(policy[edge, column] - highest)
+            total += prior[column, edge]
+        for edge in range(len(policy)):
+            prior[column, edge] /= total
 
 
 @njit(**COUNTING)
 def _extend(new, discounts, edges, bounds, chosen, links, learns_bounds, model, latents, space):
     """Take the chosen edges in the model and add what follows."""
     prior, (node, action) = edges[1], chosen
-    given, policy, reward, value, room = space
+    given, reward, value, room, numbers = space
     _given(latents, node, action, given)
-    weights, layout, starts, reward_bins, value_bins = model
-    advance(given, weights, layout, starts, reward_bins, value_bins, latents[new], reward, policy, value, room)
+    policy = advance(given, model, latents[new], reward, value, room, numbers)
     _priors(policy, prior[:, new])
-    trees.expand(new, (reward, discounts, policy, value), edges, bounds, chosen, links, learns_bounds)
+    trees.expand(new, (reward, discounts, policy.T, value), edges, bounds, chosen, links, learns_bounds)
 
 
 @njit(**COUNTING)
