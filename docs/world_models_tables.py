@@ -22,7 +22,8 @@ def temperature_table(folder: Path) -> str:
     og_wm_game, whose search was in the game."""
     rows = []
     if (result := read(folder / "og_wm_dream_temperatures.json")) is not None:
-        searches = [phase for phase in result["config"]["training"]["phases"] if "evolve" in str(phase)]
+        phases = result["config"]["training"]["phases"]
+        searches = [phase for phase in phases if "temperature" in phase.get("options", {})]
         for phase in sorted(searches, key=lambda phase: phase["options"]["temperature"]):
             rows.append([f"in the dream, τ = {phase['options']['temperature']:g}", *scores(result, phase)])
     if (result := read(folder / "og_wm_game.json")) is not None:
@@ -43,7 +44,7 @@ def car_racing_table(folder: Path) -> str:
         result = read(folder / f"{name}.json")
         if result is None:
             continue
-        vision = [mean(result, "V", f"train/loss/v_{part}") or "" for part in ("reconstruction", "kl")]
+        vision = [last_loss(result, f"train/loss/v_{part}") for part in ("reconstruction", "kl")]
         memory = [
             mean(result, "assess", f"workflow/m_{part}", digits=2) or ""
             for part in ("loss", "loss_if_nothing_changed", "loss_shuffled_actions", "share_better")
@@ -86,6 +87,11 @@ def backends_table(path: Path) -> str:
         error = f"{own['reconstruction']:.1f}" if own else ""
         rows.append([name, f"{result['cpu_ms_per_decision'][key]:.1f} ms", score, error])
     return table(["", "CPU time of a decision", "Return of the same agent", "V's squared error"], rows)
+
+
+def last_loss(result: dict[str, Any], key: str) -> str:
+    """A loss of V at its last update, which is logged when the next phase has begun."""
+    return mean(result, "encode", key) or mean(result, "V", key) or ""
 
 
 def mean(result: dict[str, Any], phase: str, key: str, *, digits: int = 1) -> str | None:
