@@ -127,4 +127,6 @@ def test_time_counts_from_where_a_run_came_to_speed(make_run):
         logger.log(env_steps=100 * row, updates=row, wall_s=60.0 + 2.0 * row, phase="train", values={"train/x": 1.0})
     logger.close()
     assert _startup_s(read_run(folder)) == pytest.approx(60.0)
+    by_time = _panels({"a": [read_run(folder)]}, "train/x")[1].series[0]
+    assert by_time.x * 60.0 == pytest.approx([2.0, 4.0, 6.0, 8.0, 10.0])
     assert _startup_s(read_run(make_run("quick"))) == 0.0

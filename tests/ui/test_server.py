@@ -46,6 +46,15 @@ def test_comparison_groups_seeds(client: TestClient, make_run) -> None:
     assert group["middle"]["y"][-1] == pytest.approx(21.0)
 
 
+def test_a_comparison_by_minutes_leaves_out_what_a_run_compiled(client: TestClient, tmp_path: Path) -> None:
+    """As the page of `rl-lab compare` does: a minute before the first row moves no curve."""
+    metrics = tmp_path / "runs" / RUN / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps(row | {"wall_s": row["wall_s"] + 60.0}) + "\n" for row in rows))
+    answer = client.get("/api/compare", params={"run": RUN, "metric": "eval/return_mean", "x": "minutes"}).json()
+    assert answer["groups"][0]["runs"][0]["x"] == pytest.approx([1 / 60, 2 / 60, 3 / 60])
+
+
 @pytest.mark.parametrize("path", ["videos/../config.yaml", "../config.yaml", "videos/%2e%2e/config.yaml", "/etc/passwd",
                                   "videos/link.mp4", "imagination/..\\config.yaml", "config.yaml", ""])  # fmt: skip
 def test_nothing_but_media_of_the_run_is_served(client: TestClient, tmp_path: Path, path: str) -> None:

@@ -46,7 +46,7 @@ export function Compare({ route, rows }: { route: Route; rows: Map<string, Row> 
         <p class="quiet">Runs that differ in their seed only are one group. <Copy text={location.href} label="copy the link to this view" /></p>
       </header>
       <Notice text={trouble} />
-      <Card title="Curves" text="Thick: the interquartile mean of a group (without the best and the worst quarter), with its bootstrap 95 % interval. Thin: single runs.">
+      <Card title="Curves" text="Thick: the interquartile mean of a group (without the best and the worst quarter), with its bootstrap 95 % interval. Thin: single runs. Minutes count from where a run came to speed.">
         <div class="toolbar">
           <Choice label="metric" value={metric} options={options} change={setMetric} />
           <Choice label="over" value={axis as "env_steps"} options={AXES} change={setAxis} />

@@ -209,9 +209,14 @@ def _curve(run: RunFiles, metric: str, axis: str) -> tuple[np.ndarray, np.ndarra
     if metric != EVAL_RETURN and len(y) >= 8:
         y = smooth(y, max(3, len(y) // 15))
     if axis == "wall_s":
-        x = np.maximum(x - _startup_s(run), 0.0) / 60.0
+        x = minutes_at_speed(run, x)
     x, y, _, _ = thin(x, y, 300)
     return x, y
+
+
+def minutes_at_speed(run: RunFiles, wall_s: np.ndarray) -> np.ndarray:
+    """Minutes since a run came to speed, in the shape of `wall_s`: without what it compiled and filled before."""
+    return np.maximum(wall_s - _startup_s(run), 0.0) / 60.0
 
 
 def _startup_s(run: RunFiles) -> float:

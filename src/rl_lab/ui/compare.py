@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.metrics.charts import thin
-from rl_lab.metrics.comparison import group_curve, group_runs, score_group, setting_differences, value_text
+from rl_lab.metrics.comparison import (
+    group_curve,
+    group_runs,
+    minutes_at_speed,
+    score_group,
+    setting_differences,
+    value_text,
+)
 from rl_lab.metrics.run_files import RunFiles, read_run
 
 POINTS = 400  # of one curve
@@ -69,7 +76,7 @@ def _group(label: str, members: list[RunFiles], ids: dict[int, str], metric: str
 def _curve(run: RunFiles, metric: str, axis: str) -> tuple[Any, Any]:
     x, y = run.series(metric, {"minutes": "wall_s", "frames": "env_steps"}.get(axis, axis))
     if axis == "minutes":
-        x = x / 60.0
+        x = minutes_at_speed(run, x)
     if axis == "frames":
         repeat = run.setting("environment.action_repeat")
         x = x * (repeat if isinstance(repeat, int) else 1)
