@@ -43,12 +43,12 @@ def grow(planner: Any, tree: Any, rule: Any, state: Any) -> bool:
     if not is_vector or reason_against(SEARCHED_MODEL, model) or (parameters := _parameters(model)) is None:
         return False
     (roots, size), layout = state.latent.shape, parameters[1]
-    latents = np.empty((tree.simulations + 1, size, roots), np.float32)  # a column for each root
+    latents = torch.empty(tree.simulations + 1, size, roots).numpy()  # a column for each root
     latents[0] = state.latent.t().numpy()
     discounts = np.full(roots, planner.discount if planner.players == 1 else -planner.discount, np.float32)
     # Where a simulation computes: what is given to the dynamics, reward, value, each layer's outputs, sums of columns.
     shapes = (size + tree.actions, roots), roots, roots, (len(layout), layout[:, 1].max(), roots), (2, roots)
-    space = tuple(np.empty(shape, np.float32) for shape in shapes)
+    space = tuple(torch.empty(shape).numpy() for shape in shapes)  # unlike NumPy's, they begin at a line of the cache
     compiled = search_gumbel if walker.is_gumbel else search_puct
     compiled(discounts, *walker.arguments, parameters, latents, space)
     tree.size = tree.simulations + 1
