@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.overrides import QUIET, RANDOM
 
-from rl_lab.orchestration import orchestrator
+from rl_lab.orchestration import periodic_evaluation
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -20,14 +20,14 @@ Command = Callable[..., tuple[int, str, str]]
 def test_a_preempted_run_is_requeued(rl_lab: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SIGTERM in an evaluation: exit code 75, and nothing new is begun the next time. A completed run is not reused."""
     words = ["train", *RANDOM, *QUIET, "evaluation.every=40", "--requeue"]
-    evaluate = orchestrator.evaluate
+    evaluate = periodic_evaluation.evaluate
 
     def preempted(*arguments: Any, **options: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         return evaluate(*arguments, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(orchestrator, "evaluate", preempted)
+        patch.setattr(periodic_evaluation, "evaluate", preempted)
         assert rl_lab(*words)[0] == 75
     run = next(tmp_path.glob("experiments/*/*/run.json"))
     assert json.loads(run.read_text())["status"] == "interrupted"

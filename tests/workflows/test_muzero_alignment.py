@@ -19,6 +19,7 @@ from rl_lab.workflows.context import PhaseView
 
 TINY = [
     "+experiment=muzero_tictactoe",
+    "environment.kwargs.random_moves=0",
     "components.representation.units=8",
     "controllers.planner.simulations=2",
     *QUIET,
