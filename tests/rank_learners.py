@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -171,3 +172,5 @@ def main(folder: Path, updates: int, runs: list[list[str]]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))
+    sys.stdout.flush()
+    os._exit(0)  # as `rl_lab.cli.rank`, and for its reason

@@ -27,7 +27,7 @@ class RankLostError(RLLabError):
 
 
 def count() -> int:
-    """How many ranks train together."""
+    """The number of ranks that train together; 1 for a process alone."""
     return _count
 
 
@@ -182,8 +182,8 @@ def wait_for_all() -> None:
 
 
 def dealt(parts: Sequence[Any], own: slice) -> Any:
-    """Of what the ranks of a checkpoint saved for their environments, the part of the environments `own`, counted over
-    all ranks. `parts`: one of each rank, tensors or lists with a row for each environment, or dicts of those."""
+    """The rows of the environments `own`, which are numbered over all ranks, out of a checkpoint's shares. `parts` has
+    the share of each rank in order: a tensor or list with a row for each of its environments, or a dict of those."""
     import torch
 
     first = parts[0]

@@ -58,6 +58,15 @@ def test_changes_of_a_module_are_seen(change: Callable[[NormedLinear], None]) ->
     assert watch.changed()
 
 
+def test_a_function_in_place_of_nothing_is_seen() -> None:
+    """The number of attributes stays the same then."""
+    layer = NormedLinear(4, 4)
+    layer.transform = None
+    watch = Watch([layer])
+    layer.transform = torch.tanh
+    assert watch.changed()
+
+
 def test_learning_changes_nothing() -> None:
     """Nor does the choice of kernels, or what a module notes of itself."""
     layer = NormedLinear(4, 4)

@@ -61,7 +61,8 @@ _UNREAD = {"annotation", "ctx", "kind", "msg", "returns", "type_comment", "type_
 
 
 def digests(config: Mapping[str, Any], *, source: Path = SOURCE) -> dict[str, str]:
-    """Of a resolved configuration: `code` and `settings`. `source`: the folder of another version of RL Lab."""
+    """Two hashes that mark a result: `code`, of all code that a resolved configuration reaches, and `settings`, of its
+    values that steer learning. `source`: the folder of another version of RL Lab, to hash its code."""
     code = [f"{name}\n{text}" for name, text in sorted(definitions(config, source=source).items())]
     return {"code": _digest("\n".join(code)), "settings": _digest(json.dumps(settings(config), sort_keys=True))}
 

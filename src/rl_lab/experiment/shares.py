@@ -36,7 +36,7 @@ GRACE_S = 300.0  # for the ranks to write a checkpoint
 
 
 def wanted(prepared: Prepared) -> int:
-    """How many ranks the configuration asks for."""
+    """The number of ranks that the configuration asks for: devices of a node times nodes."""
     return prepared.settings.training.devices * prepared.settings.training.nodes
 
 

@@ -244,6 +244,7 @@ class Watch:
         self._named = [own[kind] for own in self._attributes for kind in ("_modules", "_parameters")]
         self._hooks = [own[kind] for own in self._attributes for kind in HOOKS]
         self._sizes, self._functions = self._count(), self._list_functions()
+        self._empty = [(i, name) for i, own in enumerate(self._attributes) for name in own if own[name] is None]
         self._seen = self._look()
 
     def changed(self) -> bool:
@@ -267,4 +268,5 @@ class Watch:
             list(map(id, chain.from_iterable(map(methodcaller("values"), self._named)))),
             list(chain.from_iterable(self._hooks)),
             [id(self._attributes[i].get(name)) for i, name in self._functions],
+            [callable(self._attributes[i].get(name)) for i, name in self._empty],
         )

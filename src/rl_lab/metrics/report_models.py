@@ -62,7 +62,7 @@ def _last_by_phase(run: RunFiles, name: str) -> dict[str, float]:
 
 
 def stages(run: RunFiles) -> str:
-    """How good the separately trained V and M of World Models are, in the numbers that they ended with."""
+    """A table of the last values of the metrics that judge V and M of World Models, which are trained separately."""
     rows = []
     for name, text in QUALITIES:
         values = [value for row in run.rows if (value := number(row.get(name))) is not None]

@@ -305,7 +305,7 @@ class CheckpointManager:
 
 
 def ranks_of(path: Path) -> int:
-    """How many ranks made a checkpoint."""
+    """The number of ranks that made a checkpoint."""
     return _ranks_in(read_json(path / MANIFEST) or {})
 
 

@@ -56,9 +56,9 @@ def grow(planner: Any, tree: Any, rule: Any, state: Any) -> bool:
 
 
 def _parameters(model: Any) -> tuple[np.ndarray, ...] | None:
-    """What `advance` needs of a model: all weights in one vector, where each layer's lie in it, which layers belong to
-    which of the five networks, and the bins of reward and value. One kind of arrays for every size and depth, so that
-    one compiled version serves all. None where layers are of another kind or order than those of `MLP`."""
+    """The arrays of a model that `advance` works on: all weights in one vector, where each layer's lie in it, which
+    layers belong to which of the five networks, and the bins of reward and value. They are of one kind for every size
+    and depth, so that one compiled version serves all. None where layers are of other kinds or orders than `MLP`'s."""
     dynamics, prediction = model.dynamics, model.prediction
     networks = (dynamics.trunk, dynamics.head, prediction.trunk, prediction.policy_head, prediction.value_head)
     weights, layout, starts, size = list[torch.Tensor](), list[list[int]](), [0], 0
@@ -189,8 +189,8 @@ def _given(latents, node, action, given):
     size = latents.shape[1]
     for row in range(len(given)):  # item by item: assigned slices take seconds to compile
         for column in range(given.shape[1]):
-            is_action = np.float32(row == size + action[column])
-            given[row, column] = latents[node[column], row, column] if row < size else is_action
+            one_hot = np.float32(row == size + action[column])
+            given[row, column] = latents[node[column], row, column] if row < size else one_hot
 
 
 @njit(**JIT)
